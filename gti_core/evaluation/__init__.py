@@ -1,0 +1,1 @@
+"""Metrics per user, confidence intervals, and the baselines to compare with."""

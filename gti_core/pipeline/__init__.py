@@ -1,0 +1,1 @@
+"""The pipeline: prepare -> tokenize -> ground -> finetune -> evaluate, export."""

@@ -1,0 +1,114 @@
+"""``gti export``: a finished fine-tuning becomes a bundle; a bundle becomes a model folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from gti_core.backbone import new_folder, resolve_backbone, sha256_file
+from gti_core.bundle import format as layout
+from gti_core.bundle.format import Bundle, load_bundle
+from gti_core.bundle.merge import write_merged
+from gti_core.data.files import json_lines
+from gti_core.errors import PipelineError
+from gti_core.files import write_json
+from gti_core.pipeline.finetune import Finetuned, load_finetuned
+from gti_core.types import JsonDict
+
+
+def export_bundle(
+    finetuned_folder: Path, output: Path, *, name: str, join_texts: str | None = None
+) -> Bundle:
+    """Write a bundle; the folder appears whole or not at all.
+
+    Args:
+        finetuned_folder: folder of ``gti finetune``.
+        output: the bundle's folder; must not exist.
+        name: name for people.
+        join_texts: "movielens-100k" leaves the texts out and joins them from the installed data
+            set when the bundle is loaded; None writes them into the bundle.
+    """
+    if output.exists():
+        raise PipelineError(f"{output} exists; a bundle is never overwritten")
+    tuned = load_finetuned(finetuned_folder)
+    tokens = tuned.grounded.tokens
+    with new_folder(output) as folder:
+        records = [
+            {"item_id": item.item_id, "sid": list(item.sid), "popularity": item.popularity}
+            for item in tokens.catalog
+        ]
+        lines = ",\n".join(json.dumps(r, ensure_ascii=False) for r in records)
+        (folder / layout.ITEMS).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+        shutil.copyfile(tokens.stage.folder / layout.QUANTIZER, folder / layout.QUANTIZER)
+        shutil.copyfile(finetuned_folder / layout.ROWS, folder / layout.ROWS)
+        shutil.copyfile(finetuned_folder / layout.ADAPTER, folder / layout.ADAPTER)
+        names = list(layout.REQUIRED)
+        if join_texts is None:
+            texts: list[JsonDict] = [
+                {
+                    "item_id": item.item_id,
+                    "title": item.title,
+                    "description": item.description,
+                    "attributes": dict(item.attributes),
+                }
+                for item in tokens.catalog
+            ]
+            (folder / layout.TEXTS).write_bytes(json_lines(texts))
+            names.append(layout.TEXTS)
+        manifest = _manifest(tuned, name, join_texts)
+        manifest["files"] = {file: sha256_file(folder / file) for file in names}
+        write_json(folder / layout.MANIFEST, manifest)
+        # Reads back what was written; a bundle that does not load is not left behind.
+        load_bundle(folder)
+    return load_bundle(output)
+
+
+def _manifest(tuned: Finetuned, name: str, join_texts: str | None) -> JsonDict:
+    grounded, tokens = tuned.grounded, tuned.grounded.tokens
+    return {
+        "format": layout.FORMAT,
+        "name": name,
+        "backbone": grounded.backbone,
+        "vocabulary": grounded.vocabulary.to_json(),
+        "prompt": tuned.prompt.to_json(),
+        "score": "sum over levels of the log-softmax over the active SID rows",
+        "quantizer": tokens.stage.figures["quantizer"],
+        "encoder": {
+            "name": tokens.stage.options["encoder"],
+            "sha256": tokens.stage.options["encoder_sha256"],
+        },
+        "tuning": {"mode": tuned.mode, "lora": tuned.stage.options["lora"]},
+        "texts": {"kind": "file"} if join_texts is None else {"kind": join_texts},
+        "catalog_digest": tokens.catalog.digest,
+        "trained_on": {
+            "dataset": tokens.prepared.name,
+            "split": tokens.prepared.split.kind,
+            **tokens.prepared.counts,
+        },
+        "stages": {
+            "tokenize": {"options": tokens.stage.options, "report": tokens.stage.figures["report"]},
+            "ground": {
+                "options": {k: v for k, v in grounded.stage.options.items() if k != "backbone"},
+                "figures": grounded.stage.figures,
+            },
+            "finetune": {
+                "options": tuned.stage.options,
+                "figures": {k: v for k, v in tuned.stage.figures.items() if k != "prompt"},
+            },
+        },
+    }
+
+
+def export_model(bundle: Bundle, output: Path, *, cache_dir: Path) -> Path:
+    """Write a plain Hugging Face folder that stock vLLM loads.
+
+    Raises:
+        PipelineError: the folder exists.
+    """
+    if output.exists():
+        raise PipelineError(f"{output} exists; a model folder is never overwritten")
+    backbone = resolve_backbone(bundle.manifest["backbone"], cache_dir)
+    with new_folder(output) as folder:
+        write_merged(bundle, backbone, folder)
+    return output

@@ -1,0 +1,190 @@
+"""Composition root: the one place that picks an engine. ``python -m service`` is ``gti``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import signal
+import socket
+from typing import TYPE_CHECKING, ClassVar
+
+import typer
+import uvicorn
+
+from gti_core.bundle import DEMO_BUNDLE, load_bundle, materialize
+from gti_core.errors import GtiError
+from service.app import create_app
+from service.context import ServingContext
+from service.engine.base import Engine
+from service.logs import configure_logging
+from service.runtime import BuildEngine, Progress
+from service.settings import Settings, env_name, flag, unknown_variables
+
+if TYPE_CHECKING:
+    from gti_core.bundle import Bundle
+
+logger = logging.getLogger("gti")
+
+
+class StartError(GtiError):
+    """The service can't start, or had to end."""
+
+    code: ClassVar[str] = "start_failed"
+
+
+def run(settings: Settings) -> None:
+    """Serve until stopped.
+
+    Raises:
+        StartError: the address can't be used, the data folder can't be written, the engine did
+            not start or died.
+        BundleError: the bundle is missing, unknown or corrupt.
+    """
+    configure_logging(settings.log_level, settings.log_format)
+    for name in unknown_variables():
+        logger.warning("%s is set but is no setting of the service; see gti serve --help", name)
+    # First what fails fast: the address and the bundle, then the model behind a live server.
+    listener = _listen(settings)
+    try:
+        _make_data_dir(settings)
+        bundle = load_bundle(settings.bundle or DEMO_BUNDLE)
+        context = ServingContext.from_bundle(bundle)
+        _serve(settings, context, engine_builder(settings, bundle, context), listener)
+    finally:
+        listener.close()
+
+
+def engine_builder(settings: Settings, bundle: Bundle, context: ServingContext) -> BuildEngine:
+    """How to make the engine that the settings name. Imports its library only when called."""
+
+    def build(progress: Progress) -> Engine:
+        if settings.engine == "fake":
+            from service.engine.fake import FakeEngine
+
+            return FakeEngine(context.model(bundle.path))
+        progress("preparing the model: merging the backbone with the bundle, once per bundle")
+        model = context.model(materialize(bundle, settings.cache_dir, progress))
+        progress(f"loading the {settings.engine} engine")
+        if settings.engine == "reference":
+            from service.engine.reference import ReferenceEngine
+
+            return ReferenceEngine(model)
+        from service.engine.vllm_engine import VllmEngine, VllmOptions
+
+        return VllmEngine(
+            model,
+            VllmOptions(
+                dtype=settings.vllm_dtype,
+                gpu_memory_utilization=settings.vllm_gpu_memory_utilization,
+                kv_cache_gib=settings.vllm_kv_cache_gib,
+                max_num_seqs=settings.vllm_max_num_seqs,
+            ),
+        )
+
+    return build
+
+
+def _serve(
+    settings: Settings,
+    context: ServingContext,
+    build_engine: BuildEngine,
+    listener: socket.socket,
+) -> None:
+    url = _url(settings.host, listener)
+    server: uvicorn.Server
+
+    def stop() -> None:
+        server.should_exit = True
+
+    app = create_app(
+        context,
+        settings,
+        build_engine,
+        on_ready=lambda: typer.echo(welcome(context, url)),
+        on_failed=stop,
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            timeout_graceful_shutdown=settings.shutdown_timeout_s,
+        )
+    )
+    logger.info("listening on %s; the engine is loading", url)
+    # The server drains on SIGTERM, then raises it again: by then all is done, so the exit is 0.
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        logger.info("stopped")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    failure = app.state.runtime.failure
+    if failure is not None:
+        raise StartError(failure)
+
+
+def welcome(context: ServingContext, url: str) -> str:
+    """What `gti serve` prints when it is ready: addresses and a first request to paste."""
+    films = context.catalog.by_popularity[:3]
+    body = json.dumps({"history": [film.item_id for film in films], "k": 5})
+    titles = ", ".join(film.title or film.item_id for film in films)
+    return (
+        f"\nGTI Serve is ready: {url}   API docs: {url}/docs\n"
+        f"{len(context.catalog)} items of bundle {context.name}. "
+        f"Recommend after {titles}:\n\n"
+        f"  curl -s {url}/v1/recommendations -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(body)}\n"
+    )
+
+
+def _listen(settings: Settings) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise StartError(
+            f"can't listen on {settings.host}:{settings.port}: {error.strerror or error}; "
+            f"choose another with {flag('port')} or {env_name('port')}"
+        ) from error
+    return listener
+
+
+def _make_data_dir(settings: Settings) -> None:
+    try:
+        settings.cache_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(
+            f"can't write to {settings.data_dir}: {error.strerror or error}; choose another "
+            f"folder with {flag('data_dir')} or {env_name('data_dir')}"
+        ) from error
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    port = listener.getsockname()[1]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
+    if ":" in reachable and not reachable.startswith("["):
+        reachable = f"[{reachable}]"
+    return f"http://{reachable}:{port}"
+
+
+def _end(signum: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    from service.cli import main
+
+    main()

@@ -1,0 +1,1 @@
+"""HTTP routes: one small router per resource. Routers see a `Runtime`, never an engine class."""

@@ -1,0 +1,43 @@
+"""What runs here."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from service import __version__
+from service.api.deps import RuntimeDep
+from service.schemas import BundleInfo, CatalogInfo, InfoResponse, LimitsInfo
+
+router = APIRouter(prefix="/v1/info", tags=["info"])
+
+
+@router.get("", summary="Versions, bundle, engine and limits")
+async def info(runtime: RuntimeDep) -> InfoResponse:
+    """Facts for people and for clients that want to know the limits. Always answers."""
+    context, settings, engine = runtime.context, runtime.settings, runtime.engine
+    vocabulary = context.vocabulary
+    return InfoResponse(
+        name="gti-serve",
+        service_version=__version__,
+        state=runtime.state.value,
+        version=None if engine is None else engine.model.version,
+        bundle=BundleInfo(name=context.name, digest=context.digest),
+        engine=None if engine is None else {"name": engine.name} | engine.info(),
+        catalog=CatalogInfo(
+            items=len(context.catalog),
+            levels=vocabulary.levels,
+            active_codes=list(vocabulary.active),
+            reserved_codes=[
+                size - active
+                for size, active in zip(vocabulary.sizes, vocabulary.active, strict=True)
+            ],
+        ),
+        limits=LimitsInfo(
+            max_k=settings.max_k,
+            default_beam_width=settings.default_beam_width,
+            max_beam_width=settings.max_beam_width,
+            max_history=settings.max_history,
+            prompt_history=context.prompt.max_history,
+            max_body_bytes=settings.max_body_bytes,
+        ),
+    )

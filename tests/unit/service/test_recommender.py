@@ -1,0 +1,68 @@
+"""Recommender: what reaches the engine, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gti_core.decoding import ScoredRow
+from service.context import ServingContext
+from service.engine.base import DecodeRequest, ServingModel
+from service.engine.fake import FakeEngine
+from service.recommender import Query, Recommendation, Recommender
+
+
+class SpyEngine(FakeEngine):
+    """Keeps the requests it gets."""
+
+    def __init__(self, model: ServingModel) -> None:
+        super().__init__(model)
+        self.requests: list[DecodeRequest] = []
+
+    async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
+        self.requests.append(request)
+        return await super().decode(request)
+
+
+@pytest.fixture
+def spy(tiny_model: ServingModel) -> SpyEngine:
+    return SpyEngine(tiny_model)
+
+
+def ask(spy: SpyEngine, context: ServingContext, **query: Any) -> Recommendation:
+    async def work() -> Recommendation:
+        await spy.start()
+        options = {"k": 2, "beam_width": 12, "exclude_history": True, "request_id": "r"} | query
+        return await Recommender(spy, context.prompt).recommend(Query(**options))
+
+    return asyncio.run(work())
+
+
+def test_prompt_holds_known_items_oldest_first(
+    spy: SpyEngine, tiny_context: ServingContext
+) -> None:
+    answer = ask(spy, tiny_context, history=["c1", "zzz", "a2", "c1"])
+    [request] = spy.requests
+    # Instruction 3 1 4; level offsets 16, 21, 25; c1 is (1, 0, 0), a2 is (0, 0, 1).
+    assert request.prompt_token_ids == [3, 1, 4, 17, 21, 25, 16, 21, 26, 17, 21, 25]
+    assert request.excluded_rows == frozenset({5, 1})
+    assert (request.k, request.beam_width) == (2, 12)
+    assert answer.unknown_items == ["zzz"]
+
+
+def test_long_history_loses_its_oldest_items(spy: SpyEngine, tiny_context: ServingContext) -> None:
+    ask(spy, tiny_context, history=["a1", "a2", "a3", "b1", "b2"], exclude_history=False)
+    [request] = spy.requests
+    # Four fit, two are dropped at a time: a3, b1, b2 stay.
+    assert request.prompt_token_ids == [3, 1, 4, 16, 21, 27, 16, 22, 25, 16, 23, 25]
+    assert request.excluded_rows == frozenset()
+
+
+def test_fallback_asks_no_engine(spy: SpyEngine, tiny_context: ServingContext) -> None:
+    answer = ask(spy, tiny_context, history=["x"])
+    assert spy.requests == []
+    assert answer.fallback_reason == "no_known_item"
+    assert [found.item.item_id for found in answer.items] == ["a3", "50"]
+    assert [found.score for found in answer.items] == [None, None]
