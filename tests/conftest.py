@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,6 +155,87 @@ def make_client(tiny_context: ServingContext) -> Iterator[MakeClient]:
 def client(make_client: MakeClient, fake_engine: FakeEngine) -> AppClient:
     """A ready application over the tiny catalogue and the fake engine."""
     return make_client(fake_engine).wait_ready()
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny catalogue as a whole bundle on disk, over a random tied Llama beside it.
+
+    Read only: tests that change it work on a copy.
+    """
+    import torch
+    from safetensors.torch import save_file
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from gti_core.backbone import backbone_digest
+
+    folder = tmp_path_factory.mktemp("bundles")
+    backbone, bundle = folder / "backbone", folder / "tiny-bundle"
+    bundle.mkdir()
+    torch.manual_seed(11)
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    llama = LlamaForCausalLM(config)
+    llama.save_pretrained(backbone)
+    words = {f"w{number}": number for number in range(15)} | {"<unk>": 15}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(backbone)
+
+    weights = {
+        name: tensor.clone() for name, tensor in llama.state_dict().items() if "lm_head" not in name
+    }
+    save_file(weights, bundle / "adapter.safetensors")
+    save_file({"rows_in": torch.randn(15, 32) * 0.3}, bundle / "rows.safetensors")
+    save_file({"codebooks": torch.zeros(3, 6, 2)}, bundle / "quantizer.safetensors")
+    items = [
+        {"item_id": item.item_id, "sid": list(item.sid), "popularity": item.popularity}
+        for item in TINY_ITEMS
+    ]
+    (bundle / "items.json").write_text(json.dumps(items), encoding="utf-8")
+    texts = [
+        {
+            "item_id": item.item_id,
+            "title": item.title,
+            "description": item.description,
+            "attributes": dict(item.attributes),
+        }
+        for item in TINY_ITEMS
+    ]
+    lines = "".join(json.dumps(text) + "\n" for text in texts)
+    (bundle / "texts.jsonl").write_text(lines, encoding="utf-8")
+    manifest = {
+        "format": "gti-bundle/1",
+        "name": "tiny",
+        "backbone": {
+            "kind": "folder",
+            "name": "tiny-llama",
+            "path": str(backbone),
+            "sha256": backbone_digest(backbone),
+        },
+        "vocabulary": SidVocabulary((5, 4, 6), (4, 3, 4), 16).to_json(),
+        "prompt": AppendOnlyPrompt("Next:", (3, 1, 4), max_history=4, drop=2).to_json(),
+        "quantizer": {"kind": "residual-kmeans", "config": {}},
+        "tuning": {"mode": "full"},
+        "texts": {"kind": "file"},
+        "files": {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(bundle.iterdir())
+        },
+    }
+    (bundle / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    return bundle
 
 
 @pytest.fixture(autouse=True)

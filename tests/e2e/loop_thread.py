@@ -27,6 +27,6 @@ class LoopThread:
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float = 60.0) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float = 180.0) -> T:
         """Run a coroutine in the loop and wait for its result; ``timeout`` in seconds."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)

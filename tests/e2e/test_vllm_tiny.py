@@ -35,6 +35,11 @@ pytestmark = [
     # vLLM's imports touch torch's deprecated names.
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    # It leaves its ZeroMQ context to the garbage collector.
+    pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:.*zmq.*Context.__del__:pytest.PytestUnraisableExceptionWarning"
+    ),
 ]
 
 PROMPT = [3 + (7 * i) % 80 for i in range(47)]
@@ -109,7 +114,7 @@ def core_process(served: Served) -> psutil.Process:
     return psutil.Process(process.pid)
 
 
-def wait_until(condition: Callable[[], bool], complaint: str, seconds: float = 15.0) -> None:
+def wait_until(condition: Callable[[], bool], complaint: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, complaint

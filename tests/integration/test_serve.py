@@ -9,12 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
-from service.__main__ import StartError, _listen, _serve, _url, welcome
+from gti_core.bundle import load_bundle
+from service.__main__ import StartError, _listen, _serve, _url, engine_builder, welcome
 from service.app import create_app
 from service.context import ServingContext
 from service.engine.base import Engine, ServingModel
@@ -113,3 +115,44 @@ def test_closed_connection_frees_the_engine(
         server.should_exit = True
         thread.join(10)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("engine", ["fake", "reference"])
+def test_engine_that_the_settings_name(
+    make_client: Any, tiny_bundle: Path, tmp_path: Path, engine: str
+) -> None:
+    """From a bundle on disk to an answer: merge, load, search."""
+    settings = {"engine": engine, "data_dir": tmp_path, "bundle": tiny_bundle}
+    bundle = load_bundle(tiny_bundle)
+    context = ServingContext.from_bundle(bundle)
+    client = make_client(
+        engine_builder(Settings(**settings), bundle, context), context=context, **settings
+    )
+    for _ in range(600):
+        if client.get("/readyz").status_code == 200:
+            break
+        client.sleep(0.1)
+    assert client.get("/v1/info").json()["engine"]["name"] == engine
+    assert client.get("/v1/info").json()["bundle"] == {"name": "tiny", "digest": bundle.digest}
+    assert client.get("/v1/items/a1").json()["title"] == "Alpha"
+    body = client.recommend(history=["a1", "c1"], k=12, beam_width=40).json()
+    assert len(body["items"]) == 10
+    scores = [item["score"] for item in body["items"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == 10
+    assert [path.name for path in tmp_path.iterdir()] == (["cache"] if engine != "fake" else [])
+
+
+def test_backbone_that_is_gone_is_named(
+    make_client: Any, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    bundle = load_bundle(tiny_bundle)
+    bundle.manifest["backbone"]["path"] = "/nowhere"
+    context = ServingContext.from_bundle(bundle)
+    settings = Settings(engine="reference", data_dir=tmp_path)
+    client = make_client(engine_builder(settings, bundle, context), context=context)
+    for _ in range(600):
+        if client.app.state.runtime.failure:
+            break
+        client.sleep(0.1)
+    assert "backbone folder /nowhere" in client.app.state.runtime.failure

@@ -1,0 +1,1 @@
+"""Benchmarks: one module per claim; each prints JSON and runs its peer in the same run."""
