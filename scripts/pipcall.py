@@ -65,9 +65,9 @@ def run_logged(command: Sequence[str], log: Path, lock_fd: int, packages: int) -
                 file.flush()
                 output.append(line)
                 fetched += line.startswith("Collecting ")
-                if line.startswith("Installing collected packages"):
+                if line.startswith("Installing collected packages") and packages > 1:
                     installing = True
-                    say(f"installing {packages} package{'s' * (packages != 1)}")
+                    say(f"installing {packages} packages")
                 elif packages > 1 and not installing and time.monotonic() - said > PROGRESS_SECONDS:
                     said = time.monotonic()
                     say(f"fetched {fetched} of {packages} packages")
@@ -80,7 +80,7 @@ def run_logged(command: Sequence[str], log: Path, lock_fd: int, packages: int) -
 def install_arguments(requirements: Path) -> list[str]:
     """pip arguments that install exactly what a file pins, wheels only."""
     return [
-        *("install", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-compile"),
+        *("install", "--no-deps", "--require-hashes", "--only-binary", ":all:"),
         *("--progress-bar", "off", "-r", str(requirements)),
     ]
 

@@ -220,18 +220,6 @@ def install_packages(plan: Plan, pip: Callable[[int], PipRunner]) -> None:
     requirements.unlink()
 
 
-def compile_packages(python: str, run: PipRunner) -> None:
-    """Compile what was installed, on all cores, which pip does on one; ``run`` runs a command.
-
-    Left to the first import it would slow every start where the environment can't be written.
-    Files that are no valid Python (templates, tests of parsers) are no error.
-    """
-    say("compiling")
-    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    folder = run([python, "-c", where]).output.strip()
-    run([python, "-m", "compileall", "-q", "-j", "0", folder])
-
-
 def install_project(plan: Plan, pip: PipRunner) -> None:
     """Install the project itself; everything it is built with comes from the lock."""
     say(f"installing the project ({plan.project})")
@@ -271,7 +259,6 @@ def set_up(plan: Plan) -> None:
                 if made.returncode != 0:
                     raise SetupError("python -m venv failed (on Debian: apt install python3-venv)")
                 install_packages(plan, pip)
-                compile_packages(python, lambda words: run_logged(words, log, lock_fd, 0))
             version = venv_python_version(plan.venv)
             write_stamp(plan.venv, plan.stamp(version) | {"project": ""})
             if plan.project != "none":

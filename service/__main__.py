@@ -63,7 +63,7 @@ def engine_builder(settings: Settings, bundle: Bundle, context: ServingContext) 
             from service.engine.fake import FakeEngine
 
             return FakeEngine(context.model(bundle.path))
-        progress("preparing the model: merging the backbone with the bundle, once per bundle")
+        progress("looking for the merged model")
         model = context.model(materialize(bundle, settings.cache_dir, progress))
         progress(f"loading the {settings.engine} engine")
         if settings.engine == "reference":

@@ -130,6 +130,7 @@ def make_client(tiny_context: ServingContext) -> Iterator[MakeClient]:
 
     def make(
         engine: Engine | Callable[[Any], Engine],
+        /,
         *,
         context: ServingContext | None = None,
         app_options: dict[str, Any] | None = None,
@@ -181,6 +182,7 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=32,  # the smallest that vLLM takes
         max_position_embeddings=64,
         initializer_range=0.3,
         tie_word_embeddings=True,

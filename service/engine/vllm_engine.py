@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import itertools
 import logging
 import math
@@ -129,9 +128,6 @@ class VllmEngine:
                 llm.output_handler.cancel()
                 await asyncio.wait([llm.output_handler], timeout=5.0)
             await asyncio.to_thread(shut_down, llm)
-            # vLLM's own finalizer fails noisily when it first runs as the interpreter exits.
-            del llm
-            gc.collect()
 
     async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
         """Best items first. See `service.engine.base.Engine.decode`."""

@@ -212,5 +212,11 @@ def build(model: ServingModel, options: VllmOptions) -> Any:
 def shut_down(llm: Any) -> None:
     """End an engine's processes and wait until they are gone. Blocks for seconds."""
     llm.shutdown(timeout=_SHUTDOWN_SECONDS)
+    # AsyncLLM's finalizer calls it again, and fails when the interpreter is already going down.
+    llm.shutdown = _already_down
     # vLLM does not wait for processes that it had to kill; this collects them.
     multiprocessing.active_children()
+
+
+def _already_down(timeout: float | None = None) -> None:
+    """Stands in for the shutdown of an engine that is down."""

