@@ -41,7 +41,7 @@ from service.engine.vllm_engine import VllmEngine, VllmOptions
 logger = logging.getLogger(__name__)
 
 WIDTHS = (10, 20, 50)
-QUICK_WIDTHS = (10, 20)
+QUICK_WIDTHS = (10,)
 CONCURRENT = 8
 RESULTS = 10
 HISTORY_ITEMS = 20
@@ -225,7 +225,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     prompts = prompt_maker(model, template)
     widths = QUICK_WIDTHS if options.quick else WIDTHS
-    requests = 3 if options.quick else 10
+    requests = 2 if options.quick else 10
     cells = [(width, 1) for width in widths] + [(20, CONCURRENT)]
     rows = measure_generate(model, prompts, widths, requests, options.dtype)
     per_beam, facts = asyncio.run(

@@ -6,6 +6,7 @@ Standard library only.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ def run_logged(command: Sequence[str], log: Path, lock_fd: int, packages: int) -
             text=True,
             errors="replace",
             pass_fds=[lock_fd],
+            start_new_session=True,
             env=environment,
         ) as child,
     ):
@@ -72,7 +74,8 @@ def run_logged(command: Sequence[str], log: Path, lock_fd: int, packages: int) -
                     said = time.monotonic()
                     say(f"fetched {fetched} of {packages} packages")
         except BaseException:
-            child.terminate()
+            # pip and venv have children of their own, which must not go on alone.
+            os.killpg(child.pid, signal.SIGTERM)
             raise
     return PipResult(child.returncode, "".join(output))
 

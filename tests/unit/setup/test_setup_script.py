@@ -6,6 +6,7 @@ import fcntl
 import importlib
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -327,6 +328,29 @@ def test_run_logged_keeps_output_and_status(
     assert result.output.splitlines()[0] == "Installing collected packages: a, b"
     assert log.read_text().endswith(result.output)
     assert "installing 2 packages" in capsys.readouterr().out
+
+
+def test_run_logged_ends_grandchildren_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipcall, "say", interrupt)
+    words = (
+        "import subprocess, sys, time\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "subprocess.Popen(sleep, close_fds=False)\n"
+        "print('Installing collected packages: a', flush=True); time.sleep(60)"
+    )
+    # The pipe ends when the last process that holds its other side is gone.
+    ends, other = os.pipe()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pipcall.run_logged([sys.executable, "-c", words], tmp_path / "log", other, 2)
+    finally:
+        os.close(other)
+    ended, _, _ = select.select([ends], [], [], 30)
+    os.close(ends)
+    assert ended
 
 
 def test_arguments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

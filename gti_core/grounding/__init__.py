@@ -1,0 +1,1 @@
+"""Grounding: starting values of the SID rows, the corpus, and figures about the rows."""

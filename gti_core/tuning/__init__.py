@@ -1,0 +1,1 @@
+"""Tuning: the training loop, sequences and adapters."""
