@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,8 @@ __all__ = ["TESTED_VERSIONS", "VllmEngine", "VllmOptions"]
 
 LOGPROBS_PER_REQUEST = 128
 """Most `logprob_token_ids` of a request in vLLM; a prefix with more children takes several."""
+
+_CHECK_TURN_S = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +126,8 @@ class VllmEngine:
             if llm is None:
                 return
             await self._fail_pending()
+            if self._probe is not None:
+                self._probe.cancel()
             if llm.output_handler is not None:
                 # Before the shutdown, or it would log the orderly end as a failure.
                 llm.output_handler.cancel()
@@ -168,14 +173,18 @@ class VllmEngine:
             # One probe at a time: a stopped process must not pile them up.
             self._probe = asyncio.create_task(llm.is_paused())
             self._keep(self._probe)
-        done, _ = await asyncio.wait([self._probe], timeout=self._options.check_timeout_s)
-        if not done:
+        deadline = time.monotonic() + self._options.check_timeout_s
+        while not self._probe.done() and not llm.errored and time.monotonic() < deadline:
+            # vLLM leaves a probe unanswered when its process dies, hence the short turns.
+            await asyncio.wait([self._probe], timeout=_CHECK_TURN_S)
+        if llm.errored:
+            raise EngineDeadError("the engine process is gone")
+        if not self._probe.done():
             raise EngineDeadError(
                 f"the engine process has not answered for {self._options.check_timeout_s:g} s"
             )
-        error = None if self._probe.cancelled() else self._probe.exception()
-        if llm.errored or error is not None:
-            raise EngineDeadError(f"the engine process is gone: {error or 'not running'}")
+        if error := None if self._probe.cancelled() else self._probe.exception():
+            raise EngineDeadError(f"the engine process does not answer: {error}")
 
     def info(self) -> JsonDict:
         """Facts about the engine. Before `start` only the name and the version."""
