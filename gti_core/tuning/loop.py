@@ -259,6 +259,6 @@ def _load_checkpoint(
                 state: dict[str, Any] = optimizer.state[parameter]
                 state["step"] = torch.tensor(float(done.steps))
                 for key in ("exp_avg", "exp_avg_sq"):
-                    state[key] = file.get_tensor(f"{key}/{name}")
+                    state[key] = file.get_tensor(f"{key}/{name}").to(parameter.dtype)
     log.info("resuming at step %d", done.steps)
     return done

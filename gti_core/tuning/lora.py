@@ -54,7 +54,7 @@ def target_names(backbone: Any) -> list[str]:
 
 
 def attach(backbone: nn.Module, options: LoraOptions, *, seed: int) -> None:
-    """Freeze the backbone and put trainable adapters into it, in place."""
+    """Freeze the backbone and put trainable float32 adapters into it, in place."""
     from peft import LoraConfig, inject_adapter_in_model
 
     torch.manual_seed(seed)
@@ -70,7 +70,11 @@ def attach(backbone: nn.Module, options: LoraOptions, *, seed: int) -> None:
     )
     inject_adapter_in_model(config, backbone)
     for name, parameter in backbone.named_parameters():
-        parameter.requires_grad_("lora_" in name)
+        adapter = "lora_" in name
+        parameter.requires_grad_(adapter)
+        if adapter:
+            # A bfloat16 adapter would lose every update below a 256th of its weights.
+            parameter.data = parameter.data.float()
 
 
 def adapter_state(backbone: nn.Module) -> dict[str, Tensor]:

@@ -70,18 +70,15 @@ def problems(*codes: str) -> dict[int | str, dict[str, Any]]:
         )
         if kind.title not in response["description"]:
             response["description"] += f"; {kind.title[0].lower()}{kind.title[1:]}"
+        example = {"detail": kind.meaning} | _EXAMPLES.get(code, {})
         response["content"][MEDIA_TYPE]["examples"][code] = {
-            "value": (
-                _EXAMPLES.get(code, {})
-                and problem(
-                    kind,
-                    _EXAMPLES[code]["detail"],
-                    "3f2a0c9e1b7d4c55a1e0b2f6d9c8e7a4",
-                    errors=_EXAMPLES[code].get("errors", ()),
-                    extra=_EXAMPLES[code].get("extra"),
-                )
+            "value": problem(
+                kind,
+                example["detail"],
+                "3f2a0c9e1b7d4c55a1e0b2f6d9c8e7a4",
+                errors=example.get("errors", ()),
+                extra=example.get("extra"),
             )
-            or problem(kind, kind.meaning, "3f2a0c9e1b7d4c55a1e0b2f6d9c8e7a4")
         }
     return responses
 

@@ -32,10 +32,10 @@ from service.engine.base import (
 )
 from service.engine.vllm_start import (
     TESTED_VERSIONS,
+    RunningVllm,
     VllmOptions,
     build,
     installed_version,
-    shut_down,
 )
 
 __all__ = ["TESTED_VERSIONS", "VllmEngine", "VllmOptions"]
@@ -72,6 +72,7 @@ class VllmEngine:
         self._model = model
         self._options = options or VllmOptions()
         self._llm: Any = None
+        self._process: RunningVllm | None = None
         self._max_model_len = 0
         self._vocab_size = 0
         self._facts: JsonDict = {}
@@ -106,24 +107,25 @@ class VllmEngine:
                 return
             building = asyncio.ensure_future(asyncio.to_thread(build, self._model, self._options))
             try:
-                llm = await asyncio.shield(building)
+                running = await asyncio.shield(building)
             except asyncio.CancelledError:
                 # The thread can't be interrupted; what it builds must not outlive this call.
                 with contextlib.suppress(EngineError):
-                    await asyncio.to_thread(shut_down, await building)
+                    await asyncio.to_thread((await building).shut_down)
                 raise
             try:
-                await self._warm_up(llm)
+                await self._warm_up(running.llm)
             except BaseException:
-                await asyncio.to_thread(shut_down, llm)
+                await asyncio.to_thread(running.shut_down)
                 raise
-            self._llm = llm
+            self._process, self._llm = running, running.llm
 
     async def stop(self) -> None:
         """End the engine process; decodes under way get EngineDeadError. Idempotent."""
         async with self._lifecycle:
             llm, self._llm = self._llm, None
-            if llm is None:
+            process, self._process = self._process, None
+            if llm is None or process is None:
                 return
             await self._fail_pending()
             if self._probe is not None:
@@ -132,7 +134,7 @@ class VllmEngine:
                 # Before the shutdown, or it would log the orderly end as a failure.
                 llm.output_handler.cancel()
                 await asyncio.wait([llm.output_handler], timeout=5.0)
-            await asyncio.to_thread(shut_down, llm)
+            await asyncio.to_thread(process.shut_down)
 
     async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
         """Best items first. See `service.engine.base.Engine.decode`."""

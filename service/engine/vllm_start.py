@@ -5,17 +5,20 @@ Everything here blocks for seconds and runs in a thread; see `service.engine.vll
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import logging
 import multiprocessing
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from service.engine.base import EngineError, ServingModel
+from service.engine.vllm_watchdog import Watchdog
 
 TESTED_VERSIONS = ("0.31.0",)
 """Versions of vLLM that the tests have run against. Any other is refused at start."""
@@ -153,11 +156,30 @@ def position_limit(model_dir: Path) -> int | None:
     return min(int(limit) for limit in limits) if limits else None
 
 
-def build(model: ServingModel, options: VllmOptions) -> Any:
-    """Import vLLM, start its engine process and wait until the model is loaded. Blocks.
+@dataclass(frozen=True)
+class RunningVllm:
+    """A loaded engine.
 
-    Returns:
-        The ``AsyncLLM``, bound to no event loop yet: the first loop that uses it owns it.
+    Args:
+        llm: the ``AsyncLLM``, bound to no event loop yet: the first loop that uses it owns it.
+        watchdog: ends the engine process should this one be killed.
+    """
+
+    llm: Any
+    watchdog: Watchdog
+
+    def shut_down(self) -> None:
+        """End the engine's processes and wait until they are gone. Blocks for seconds."""
+        self.llm.shutdown(timeout=_SHUTDOWN_SECONDS)
+        # AsyncLLM's finalizer calls it again, and fails when the interpreter is going down.
+        self.llm.shutdown = _already_down
+        self.watchdog.close()
+        # vLLM does not wait for processes that it had to kill; this collects them.
+        multiprocessing.active_children()
+
+
+def build(model: ServingModel, options: VllmOptions) -> RunningVllm:
+    """Import vLLM, start its engine process and wait until the model is loaded. Blocks.
 
     Raises:
         EngineError: untested version, unusable model or options, or the engine did not come up.
@@ -203,19 +225,42 @@ def build(model: ServingModel, options: VllmOptions) -> Any:
         arguments["block_size"] = block_size
     if options.max_num_batched_tokens:
         arguments["max_num_batched_tokens"] = options.max_num_batched_tokens
+    watchdog = Watchdog()
     try:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-    except Exception as error:
-        raise EngineError(f"vLLM did not start: {error}") from error
+        with _watched_children(watchdog):
+            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    except BaseException as error:
+        watchdog.close()
+        if isinstance(error, Exception):
+            raise EngineError(f"vLLM did not start: {error}") from error
+        raise
+    return RunningVllm(llm, watchdog)
 
 
-def shut_down(llm: Any) -> None:
-    """End an engine's processes and wait until they are gone. Blocks for seconds."""
-    llm.shutdown(timeout=_SHUTDOWN_SECONDS)
-    # AsyncLLM's finalizer calls it again, and fails when the interpreter is already going down.
-    llm.shutdown = _already_down
-    # vLLM does not wait for processes that it had to kill; this collects them.
-    multiprocessing.active_children()
+@contextlib.contextmanager
+def _watched_children(watchdog: Watchdog) -> Iterator[None]:
+    """Report processes to the watchdog as soon as they exist: loading a model takes minutes."""
+    known = {process.pid for process in multiprocessing.active_children()}
+    over = threading.Event()
+
+    def report() -> None:
+        for process in multiprocessing.active_children():
+            if process.pid is not None and process.pid not in known:
+                known.add(process.pid)
+                watchdog.add(process.pid)
+
+    def poll() -> None:
+        while not over.wait(0.2):
+            report()
+
+    thread = threading.Thread(target=poll, name="vllm-children", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        report()
 
 
 def _already_down(timeout: float | None = None) -> None:

@@ -122,6 +122,15 @@ def test_rates_by_hand():
     assert LoopConfig(epochs=2, batch_size=4).steps_for(9) == 6
 
 
+def test_adapters_of_a_bfloat16_backbone_are_float32():
+    backbone = tiny_model("llama").to(torch.bfloat16)
+    attach(backbone, LoraOptions(r=2, alpha=4), seed=1)
+    kinds = {name: p.dtype for name, p in backbone.named_parameters()}
+    assert {kind for name, kind in kinds.items() if "lora_" in name} == {torch.float32}
+    assert {kind for name, kind in kinds.items() if "lora_" not in name} == {torch.bfloat16}
+    backbone(input_ids=torch.arange(3, 9)[None]).logits.float().sum().backward()
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gpt_neo"])
 def test_a_merged_adapter_equals_the_attached_one(family):
     attached = tiny_model(family)
