@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
 from service import __version__
@@ -91,7 +92,8 @@ def create_api(**options: Any) -> FastAPI:
     Args:
         options: further arguments of `FastAPI`.
     """
-    app = FastAPI(
+    # FastAPI's own /docs page loads its scripts from elsewhere; this one serves them itself.
+    app = FastAPIOffline(
         title=TITLE,
         version=__version__,
         description=DESCRIPTION,
@@ -101,6 +103,7 @@ def create_api(**options: Any) -> FastAPI:
         redoc_url=None,
         responses=problems("internal_error"),
         generate_unique_id_function=lambda route: route.name,
+        static_url="/docs-static",
         **options,
     )
     for module in (recommendations, items, info, health):

@@ -17,14 +17,19 @@ from pathlib import Path
 
 
 class Watchdog:
-    """Handle to the watching process, kept by the service."""
+    """Handle to the watching process, kept by the service. Making one blocks until it watches."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own file, no input of others
             [sys.executable, "-I", str(Path(__file__).resolve())],
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        assert self._process.stdout is not None
+        # It says when it ignores signals; one that came earlier would end it.
+        with self._process.stdout as ready:
+            ready.readline()
 
     def add(self, pid: int) -> None:
         """Kill this process too, once the service is gone."""
@@ -47,6 +52,7 @@ def watch() -> None:
     # Signals meant for the service may reach this process too; only the pipe's end counts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", flush=True)  # noqa: T201 - to the pipe's other end
     handles = []
     for line in sys.stdin:
         with contextlib.suppress(ProcessLookupError):

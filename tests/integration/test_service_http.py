@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -303,3 +304,14 @@ def test_same_request_id_twice_at_a_time(make_client: Any, tiny_model: ServingMo
     assert [answer.status_code for answer in answers] == [200, 200]
     assert len(set(seen)) == 2
     assert all(request_id.startswith("same-") for request_id in seen)
+
+
+def test_the_docs_page_loads_nothing_from_elsewhere(client: Any) -> None:
+    page = client.get("/docs")
+    assert page.status_code == 200
+    assets = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(assets) >= 3
+    for asset in assets:
+        assert asset.startswith("/docs-static/"), asset
+        assert client.get(asset).status_code == 200
+    assert client.get("/openapi.json").json()["info"]["title"] == "GTI Serve"
