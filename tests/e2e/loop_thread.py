@@ -29,4 +29,8 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float = 180.0) -> T:
         """Run a coroutine in the loop and wait for its result; ``timeout`` in seconds."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout)
+        finally:
+            future.cancel()

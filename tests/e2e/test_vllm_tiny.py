@@ -81,7 +81,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, 
 
     with LoopThread() as loop:
         try:
-            loop.run(start(), timeout=400)
+            loop.run(start(), timeout=1800)
             yield (
                 Served(loop, untied, untied_model, Oracle(untied_model)),
                 Served(loop, tied, tied_model, Oracle(tied_model)),
