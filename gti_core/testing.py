@@ -13,7 +13,23 @@ FAMILIES = ("llama", "qwen3", "gpt2", "gpt_neo")
 VOCABULARY = 300
 WIDTH = 32
 
-_WORDS = "red blue green small large old new cup chair lamp book film song tale road".split()
+_WORDS = [
+    "red",
+    "blue",
+    "green",
+    "small",
+    "large",
+    "old",
+    "new",
+    "cup",
+    "chair",
+    "lamp",
+    "book",
+    "film",
+    "song",
+    "tale",
+    "road",
+]
 
 
 def tiny_model(family: str, *, tied: bool = True, seed: int = 0) -> Any:

@@ -279,7 +279,7 @@ def demo(
         Path | None, typer.Option("--output", "-o", help="The bundle; default WORK/bundle.")
     ] = None,
     ground_epochs: float = 2.0,
-    epochs: float = 3.0,
+    epochs: float = 2.6,
     data_dir: CacheDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Train the demo bundle from nothing: MovieLens-100K on SmolLM2-135M. Takes hours."""

@@ -111,12 +111,12 @@ class VllmEngine:
             except asyncio.CancelledError:
                 # The thread can't be interrupted; what it builds must not outlive this call.
                 with contextlib.suppress(EngineError):
-                    await asyncio.to_thread((await building).shut_down)
+                    await _end(await building)
                 raise
             try:
                 await self._warm_up(running.llm)
             except BaseException:
-                await asyncio.to_thread(running.shut_down)
+                await _end(running)
                 raise
             self._process, self._llm = running, running.llm
 
@@ -134,7 +134,7 @@ class VllmEngine:
                 # Before the shutdown, or it would log the orderly end as a failure.
                 llm.output_handler.cancel()
                 await asyncio.wait([llm.output_handler], timeout=5.0)
-            await asyncio.to_thread(process.shut_down)
+            await _end(process)
 
     async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
         """Best items first. See `service.engine.base.Engine.decode`."""
@@ -348,3 +348,11 @@ def _cancelled_from_outside() -> bool:
     """True when the current task itself was cancelled, not only a task that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def _end(running: RunningVllm) -> None:
+    """End an engine's processes and give back what it holds here."""
+    await asyncio.to_thread(running.shut_down)
+    # The shutdown asks the loop to close its sockets; this lets it.
+    await asyncio.sleep(0)
+    await asyncio.to_thread(running.release)

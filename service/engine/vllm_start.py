@@ -177,6 +177,20 @@ class RunningVllm:
         # vLLM does not wait for processes that it had to kill; this collects them.
         multiprocessing.active_children()
 
+    def release(self) -> None:
+        """End the ZeroMQ context, which vLLM leaves open. Blocks for up to 5 s.
+
+        Only after `shut_down`, and after the event loop has closed the sockets as that asked.
+        """
+        # A socket that is still open would block the call for ever.
+        thread = threading.Thread(
+            target=self.llm.engine_core.resources.ctx.term, name="vllm-zmq", daemon=True
+        )
+        thread.start()
+        thread.join(5.0)
+        if thread.is_alive():
+            logger.warning("a socket to the vLLM engine process was left open")
+
 
 def build(model: ServingModel, options: VllmOptions) -> RunningVllm:
     """Import vLLM, start its engine process and wait until the model is loaded. Blocks.

@@ -35,11 +35,6 @@ pytestmark = [
     # vLLM's imports touch torch's deprecated names.
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    # It leaves its ZeroMQ context to the garbage collector.
-    pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
-    pytest.mark.filterwarnings(
-        "ignore:.*zmq.*Context.__del__:pytest.PytestUnraisableExceptionWarning"
-    ),
 ]
 
 PROMPT = [3 + (7 * i) % 80 for i in range(47)]

@@ -17,9 +17,7 @@ from gti_core.tuning.lora import LoraOptions, adapter_state, attach, merge_into
 from gti_core.vocabulary import SidVocabulary
 
 VOCAB = SidVocabulary((4, 4), (4, 4), VOCABULARY)
-EXAMPLES = [
-    Example((n, n + 1), (VOCABULARY + n % 4, VOCABULARY + 4 + n % 3)) for n in range(5, 16)
-]
+EXAMPLES = [Example((n, n + 1), (VOCABULARY + n % 4, VOCABULARY + 4 + n % 3)) for n in range(5, 16)]
 
 
 def model(lora: bool = True) -> SidLM:
@@ -39,7 +37,7 @@ def shuffled(rng: random.Random) -> list[Example]:
     return examples
 
 
-class Interrupt(Exception):
+class InterruptError(Exception):
     pass
 
 
@@ -51,19 +49,17 @@ def test_a_run_interrupted_and_resumed_equals_one_that_was_not(tmp_path):
 
     def stop(step, steps, loss):
         if step == 4:
-            raise Interrupt
+            raise InterruptError
 
     first = model()
-    with pytest.raises(Interrupt):
+    with pytest.raises(InterruptError):
         train(first, Examples(shuffled, config), config, tmp_path / "cut", identity="run",
               progress=stop)  # fmt: skip
     second = model()
     done = train(second, Examples(shuffled, config), config, tmp_path / "cut", identity="run")
     assert done.steps == 9
     assert len(done.losses) == 9
-    for (name, a), (_, b) in zip(
-        whole.named_parameters(), second.named_parameters(), strict=True
-    ):
+    for (name, a), (_, b) in zip(whole.named_parameters(), second.named_parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6), name
 
 
