@@ -87,7 +87,7 @@ def tiny_tokenizer() -> Any:
     tokenizer.train_from_iterator(_WORDS, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token="<|endoftext|>",
+        eos_token="<|endoftext|>",  # noqa: S106
         additional_special_tokens=["<|im_start|>", "<|im_end|>"],
         clean_up_tokenization_spaces=False,
     )
