@@ -153,8 +153,8 @@ def clear(venv: Path) -> None:
             child.unlink()
 
 
-def find_python() -> str:
-    """A CPython 3.11 to make the environment with.
+def find_python(venv: Path) -> str:
+    """A CPython 3.11 outside ``venv`` to make the environment with.
 
     Raises:
         SetupError: there is none.
@@ -169,7 +169,11 @@ def find_python() -> str:
         # A shim may be on the path without a version behind it, so ask.
         asked = subprocess.run([path, "-c", question], capture_output=True, text=True, check=False)
         if asked.returncode == 0 and asked.stdout.startswith("3 11\n"):
-            return asked.stdout.split("\n")[1]
+            found = Path(asked.stdout.split("\n")[1])
+            # Half cleared, an environment no longer knows what made it, but its link does.
+            found = found.resolve() if found.is_relative_to(venv) else found
+            if not found.is_relative_to(venv):
+                return str(found)
     raise SetupError(
         f"CPython 3.11 is needed, this is {platform.python_version()} and no python3.11 was found"
     )
@@ -252,7 +256,7 @@ def set_up(plan: Plan) -> None:
         try:
             if "locks" in steps:
                 check_machine(plan.variant)
-                interpreter = find_python()
+                interpreter = find_python(plan.venv)
                 clear(plan.venv)
                 say(f"making {plan.venv} (variant {plan.variant})")
                 made = run_logged([interpreter, "-m", "venv", str(plan.venv)], log, lock_fd, 0)
@@ -300,7 +304,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     try:
         set_up(plan)
-    except SetupError as error:
+    except (SetupError, OSError) as error:
         print(f"set-up failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

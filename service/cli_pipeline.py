@@ -7,7 +7,6 @@ on where it stopped, and does nothing where it was finished.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from gti_core.errors import PipelineError
+from gti_core.quiet import quiet_libraries
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")]
 CacheDir = Annotated[
@@ -295,16 +295,6 @@ def demo(
         join_texts="movielens-100k",
         data_dir=data_dir,
     )
-
-
-def quiet_libraries() -> None:
-    """Keep other libraries' bars and chatter off the terminal, and all of them off the network."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
 
 
 def _numbers(text: str, flag: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from gti_core.backbone import new_folder, resolve_backbone
 from gti_core.bundle.format import Bundle
 from gti_core.errors import BundleError
+from gti_core.quiet import quiet_libraries
 from gti_core.vocabulary import SidVocabulary
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ def materialize(
     target = cache_dir / f"merged-{bundle.digest[:16]}"
     if target.is_dir():
         return target
+    quiet_libraries()
     say = progress or (lambda message: log.info("%s", message))
     say("preparing the backbone (once)")
     backbone = resolve_backbone(bundle.manifest["backbone"], cache_dir)

@@ -130,7 +130,7 @@ class Machine:
         self.error: BaseException | None = None
         monkeypatch.setattr(script, "run_logged", self.run)
         monkeypatch.setattr(script, "check_machine", lambda variant: None)
-        monkeypatch.setattr(script, "find_python", lambda: sys.executable)
+        monkeypatch.setattr(script, "find_python", lambda venv: sys.executable)
 
     def run(self, command: Sequence[str], log: Path, lock_fd: int, packages: int) -> PipResult:
         line = " ".join(command)
@@ -368,10 +368,10 @@ def test_arguments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert "VARIANT is 'tpu'" in capsys.readouterr().err
 
 
-def test_no_python_3_11(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_python_3_11(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(script.shutil, "which", lambda name: None)
     with pytest.raises(SetupError, match=r"CPython 3\.11 is needed"):
-        script.find_python()
+        script.find_python(tmp_path)
 
 
 def test_a_shim_without_a_version_is_passed_over(
@@ -385,4 +385,16 @@ def test_a_shim_without_a_version_is_passed_over(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr(script.sys, "executable", str(tmp_path / "none"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert script.find_python() == "/opt/python3.11"
+    assert script.find_python(tmp_path / ".venv") == "/opt/python3.11"
+
+
+def test_a_half_cleared_environment_does_not_make_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Run by an environment that lost its pyvenv.cfg, as `make` does after an interruption."""
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(Path(sys.executable).resolve())
+    monkeypatch.setattr(script.sys, "executable", str(python))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert script.find_python(tmp_path / ".venv") == str(Path(sys.executable).resolve())
