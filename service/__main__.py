@@ -131,7 +131,8 @@ def _serve(
 def welcome(context: ServingContext, url: str) -> str:
     """What `gti serve` prints when it is ready: addresses and a first request to paste."""
     films = context.catalog.by_popularity[:3]
-    body = json.dumps({"history": [film.item_id for film in films], "k": 10})
+    k = max(1, min(10, len(context.catalog) - len(films)))
+    body = json.dumps({"history": [film.item_id for film in films], "k": k})
     titles = ", ".join(film.title or film.item_id for film in films)
     return (
         f"\nGTI Serve is ready: {url}   API docs: {url}/docs\n"

@@ -125,7 +125,10 @@ def environment(
         "DO_NOT_TRACK": "1",
         # A fork of a process with an event loop and OpenMP threads can hang.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        # Its warnings at every start are about accelerators that are not there.
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TQDM_DISABLE": "1",
         "OMP_NUM_THREADS": str(options.threads or cores),
     }
     if "OMP_NUM_THREADS" in current or options.threads or cores <= _BINDING_CORES:

@@ -63,7 +63,7 @@ def test_welcome_names_known_popular_items(tiny_context: ServingContext) -> None
     text = welcome(tiny_context, "http://127.0.0.1:8000")
     assert "Recommend after Gamma, Mu, Zeta:" in text
     [command] = [line for line in text.splitlines() if "curl" in line]
-    assert json.loads(shlex.split(command)[6]) == {"history": ["a3", "50", "c1"], "k": 10}
+    assert json.loads(shlex.split(command)[6]) == {"history": ["a3", "50", "c1"], "k": 9}
 
 
 @pytest.mark.parametrize(
