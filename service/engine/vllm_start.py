@@ -129,6 +129,7 @@ def environment(
         "VLLM_LOGGING_LEVEL": "ERROR",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "TQDM_DISABLE": "1",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
         "OMP_NUM_THREADS": str(options.threads or cores),
     }
     if "OMP_NUM_THREADS" in current or options.threads or cores <= _BINDING_CORES:
@@ -211,6 +212,8 @@ def build(model: ServingModel, options: VllmOptions) -> RunningVllm:
             max_model_len,
         )
     active_rows = int(model.vocabulary.active_mask.sum())
+    # Said while vLLM is imported, before it reads the level above.
+    logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)
     os.environ.update(environment(options, active_rows, os.environ, len(os.sched_getaffinity(0))))
 
     from vllm.engine.arg_utils import AsyncEngineArgs
