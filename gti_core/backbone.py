@@ -126,6 +126,8 @@ def folder_source(folder: Path) -> JsonDict:
 
 def backbone_digest(folder: Path) -> str:
     """sha256 over names and digests of a folder's config and weight files, hex."""
+    if not (folder / "config.json").is_file():
+        raise PipelineError(f"{folder} is not a model folder: no config.json")
     files = sorted([*folder.glob("*.safetensors"), folder / "config.json"])
     entries = [[path.name, sha256_file(path)] for path in files]
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
@@ -176,6 +178,8 @@ class new_folder:  # noqa: N801 - reads as a statement: ``with new_folder(target
             return
         for path in self._temporary.rglob("*"):
             if path.is_file():
+                # safetensors writes files that only their owner can read.
+                path.chmod(0o644)
                 with path.open("rb") as stream:
                     os.fsync(stream.fileno())
         self._temporary.chmod(0o755)

@@ -41,5 +41,7 @@ def write_safetensors(
     save_file(contiguous, temporary, dict(metadata or {}))
     with temporary.open("rb") as stream:
         os.fsync(stream.fileno())
+    # safetensors writes files that only their owner can read.
+    temporary.chmod(0o644)
     temporary.replace(path)
     sync_folder(path.parent)

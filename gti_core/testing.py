@@ -107,7 +107,7 @@ def tiny_data(items: int = 24, users: int = 12, length: int = 8) -> PreparedData
             f"i{number}",
             f"{_WORDS[number % 7]} {_WORDS[7 + number % 8]} {number}",
             f"a {_WORDS[number % 5]} thing" if number % 2 else "",
-            {"kind": [_WORDS[number % 3]]},
+            {"kind": [_WORDS[number % 3]], "note": "line\u2028break\x85"},
         )
         for number in range(items)
     )

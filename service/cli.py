@@ -20,7 +20,7 @@ from service.settings import ConfigError, Settings, env_name, flag, load_setting
 
 app = typer.Typer(
     name="gti",
-    help="GTI Serve: a generative recommender whose catalogue grows while it runs.",
+    help="GTI Serve: recommendations from a language model with grounded semantic IDs.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -116,12 +116,15 @@ register(app)
 
 
 def main() -> None:
-    """Entry point. What goes wrong on purpose is one line on stderr: exit 1, or 2 for settings."""
+    """Entry point. What goes wrong on purpose, or in the file system, is one line on stderr.
+
+    Exit 1, or 2 for settings.
+    """
     try:
         app(prog_name="gti")
     except ConfigError as error:
         typer.echo(f"gti: {error}", err=True)
         sys.exit(EXIT_CONFIG)
-    except GtiError as error:
+    except (GtiError, OSError) as error:
         typer.echo(f"gti: {error}", err=True)
         sys.exit(EXIT_FAILED)

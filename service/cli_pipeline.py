@@ -47,17 +47,19 @@ def prepare(
         Path | None, typer.Option(help="RecBole sequence file, one user's history a row.")
     ] = None,
     item_ids: Annotated[
-        Path | None, typer.Option(help="Two-column file: item file's id, log's id.")
+        Path | None, typer.Option(help="Tab-separated, no header: item file's id, log's id.")
     ] = None,
     split: Annotated[str, typer.Option(help="leave-one-out or chronological.")] = "leave-one-out",
     name: Annotated[str | None, typer.Option(help="Name of the data set.")] = None,
-    user_column: str = "user_id",
+    user_column: Annotated[str, typer.Option(help="User id, in the log.")] = "user_id",
     item_column: Annotated[str, typer.Option(help="Item id, in both files.")] = "item_id",
     time_column: Annotated[
         str, typer.Option(help='Timestamp column; "" when the file is in order of time.')
     ] = "timestamp",
-    title_column: str = "title",
-    description_column: str | None = None,
+    title_column: Annotated[str, typer.Option(help="Title, in the item file.")] = "title",
+    description_column: Annotated[
+        str | None, typer.Option(help='Description; default "description" where there is one.')
+    ] = None,
     attribute: Annotated[
         list[str] | None, typer.Option(help="Attribute column to keep; may be repeated.")
     ] = None,
@@ -68,7 +70,7 @@ def prepare(
         bool, typer.Option("--skip-blank", help="Leave out items without text.")
     ] = False,
 ) -> None:
-    """Read item texts and interactions, split them, write one folder."""
+    """Read item texts and a log, split them."""
     from gti_core.data.readers import InteractionColumns, ItemColumns
     from gti_core.pipeline import prepare as stage
 
@@ -130,14 +132,16 @@ def ground(
     ] = None,
     init: Annotated[str, typer.Option(help="mean or random.")] = "mean",
     objective: Annotated[str, typer.Option(help="nll, or none for the bare start.")] = "nll",
-    epochs: float = 2.0,
-    batch_size: int = 32,
+    epochs: Annotated[float, typer.Option(help="Passes over two pairs per item.")] = 2.0,
+    batch_size: Annotated[int, typer.Option(help="Pairs per step.")] = 32,
     lr: Annotated[float, typer.Option(help="Peak learning rate of the new rows.")] = 3e-3,
-    dtype: Annotated[str, typer.Option(help="Of the frozen backbone.")] = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help="Of the frozen backbone: bfloat16 or float32.")
+    ] = "bfloat16",
     seed: Seed = 0,
     data_dir: CacheDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Ground the new rows in the frozen backbone, from item texts in both directions."""
+    """Ground the new rows in the frozen backbone."""
     quiet_libraries()
     from gti_core.pipeline import ground as stage
     from gti_core.tuning.config import LoopConfig
@@ -165,13 +169,15 @@ def finetune(
     input: Annotated[Path, typer.Option("--input", "-i", help="Folder of gti ground.")],
     output: Output,
     mode: Annotated[str, typer.Option(help="lora or full.")] = "lora",
-    epochs: float = 3.0,
-    batch_size: int = 8,
+    epochs: Annotated[float, typer.Option(help="Passes over all windows.")] = 3.0,
+    batch_size: Annotated[int, typer.Option(help="Windows per step.")] = 8,
     lr: Annotated[float, typer.Option(help="Peak rate of adapters or backbone.")] = 1e-3,
     rows_lr: Annotated[float, typer.Option(help="Peak rate of the SID rows.")] = 1e-3,
     rank: Annotated[int, typer.Option(help="LoRA rank.")] = 16,
     max_history: Annotated[int, typer.Option(help="Most items in a prompt.")] = 50,
-    dtype: Annotated[str, typer.Option(help="Of the backbone under LoRA.")] = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help="Of the backbone under LoRA: bfloat16 or float32.")
+    ] = "bfloat16",
     seed: Seed = 0,
     data_dir: CacheDir = DEFAULT_DATA_DIR,
 ) -> None:
@@ -209,7 +215,7 @@ def evaluate(
     ],
     data: Annotated[
         Path | None,
-        typer.Option(help="Prepared data; default: what the model was trained on."),
+        typer.Option(help="Prepared data; needed for a bundle trained on your own files."),
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")] = None,
     split: Annotated[str, typer.Option(help="test or valid.")] = "test",
@@ -217,13 +223,13 @@ def evaluate(
         bool, typer.Option("--include-seen", help="Items of the history may come back.")
     ] = False,
     ks: Annotated[str, typer.Option(help="Cut-offs.")] = "5,10,20",
-    beam_width: int = 30,
-    batch_size: int = 8,
+    beam_width: Annotated[int, typer.Option(help="Prefixes kept per level.")] = 30,
+    batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
     limit: Annotated[int, typer.Option(help="Only the first cases; 0 for all.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
     data_dir: CacheDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Recall@k and NDCG@k over the whole catalogue, beside popularity and item-kNN."""
+    """Recall@k and NDCG@k beside popularity and item-kNN."""
     quiet_libraries()
     from gti_core.pipeline import evaluate as stage
     from gti_core.pipeline.load import load_for_evaluation
@@ -253,14 +259,14 @@ def export(
     name: Annotated[str | None, typer.Option(help="Name of the bundle.")] = None,
     join_texts: Annotated[
         str | None,
-        typer.Option(help="Leave texts out; join them from this installed data set when loaded."),
+        typer.Option(help="Leave texts out; join them when loaded from: movielens-100k."),
     ] = None,
     hf: Annotated[
         bool, typer.Option("--hf", help="Write a plain Hugging Face folder from a bundle.")
     ] = False,
     data_dir: CacheDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Write a bundle, or from a bundle a model folder that stock vLLM loads."""
+    """Write a bundle, or a model folder for stock vLLM."""
     quiet_libraries()
     from gti_core.bundle import load_bundle
     from gti_core.pipeline import export as stage
@@ -278,11 +284,11 @@ def demo(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The bundle; default WORK/bundle.")
     ] = None,
-    ground_epochs: float = 2.0,
-    epochs: float = 2.6,
+    ground_epochs: Annotated[float, typer.Option(help="As in gti ground.")] = 2.0,
+    epochs: Annotated[float, typer.Option(help="As in gti finetune.")] = 2.6,
     data_dir: CacheDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Train the demo bundle from nothing: MovieLens-100K on SmolLM2-135M. Takes hours."""
+    """Train the demo bundle from nothing (hours)."""
     if not (work / "prepared" / "meta.json").exists():
         prepare(work / "prepared", dataset="movielens-100k")
     tokenize(work / "prepared", work / "tokens")

@@ -175,7 +175,10 @@ def texts_of(path: Path, entry: JsonDict) -> Mapping[ItemId, JsonDict]:
     kind = entry.get("kind")
     if kind == "file":
         texts: dict[ItemId, JsonDict] = {}
-        for line in (path / TEXTS).read_text(encoding="utf-8").splitlines():
+        for line in (path / TEXTS).read_bytes().split(b"\n"):
+            # Not splitlines: JSON leaves U+2028 and its like as they are.
+            if not line:
+                continue
             record = json.loads(line)
             texts[record["item_id"]] = record
         return texts

@@ -34,7 +34,7 @@ def materialize(
         return target
     quiet_libraries()
     say = progress or (lambda message: log.info("%s", message))
-    say("preparing the backbone (once)")
+    say("preparing the backbone (once, half a minute)")
     backbone = resolve_backbone(bundle.manifest["backbone"], cache_dir)
     say("merging backbone, adapter and SID rows (once)")
     with new_folder(target) as folder:

@@ -53,6 +53,8 @@ class EvaluateOptions:
     limit: int = 0
 
     def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.limit < 0:
+            raise PipelineError("batch size must be at least 1 and limit at least 0")
         if self.split not in SPLITS:
             raise PipelineError(f"split must be one of {', '.join(SPLITS)}, not {self.split!r}")
         if not self.ks or min(self.ks) < 1 or self.beam_width < max(self.ks):

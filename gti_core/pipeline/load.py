@@ -14,6 +14,7 @@ from gti_core.data.prepared import PreparedData
 from gti_core.data.splits import LEAVE_ONE_OUT, leave_one_out
 from gti_core.errors import PipelineError
 from gti_core.pipeline.finetune import load_finetuned, model_of
+from gti_core.pipeline.ground import DTYPES
 from gti_core.prompts import AppendOnlyPrompt
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def load_for_evaluation(
     Raises:
         PipelineError: a bundle trained on files, and no data given.
     """
+    if dtype not in DTYPES:
+        raise PipelineError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if not (folder / MANIFEST).is_file():
         tuned = load_finetuned(folder)
         prepared = PreparedData.load(data) if data else tuned.grounded.tokens.prepared

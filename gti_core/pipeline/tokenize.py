@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ class TokenizeOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 1:
+            raise PipelineError(f"sizes {self.sizes} must have one positive number per level")
         if self.quantizer not in QUANTIZERS:
             raise PipelineError(f"quantizer must be one of {', '.join(QUANTIZERS)}")
         if len(self.reserve) != len(self.sizes) or min(self.reserve) < 0:
@@ -109,6 +112,11 @@ def tokenize(
             return None
         return lambda done, total: progress(phase, done, total)
 
+    capacity = math.prod(options.sizes)
+    if capacity < len(prepared.items):
+        raise PipelineError(
+            f"sizes {options.sizes} make {capacity} SIDs, too few for {len(prepared.items)} items"
+        )
     texts = [item_text(item.title, item.description, item.attributes) for item in prepared.items]
     vectors = encode_texts(texts, folder, progress=report("encode texts"))
     fit = fit_residual_kmeans if options.quantizer == "kmeans" else fit_rqvae

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gti_core.errors import PipelineError
+
 
 @dataclass(frozen=True)
 class LoopConfig:
@@ -34,6 +36,16 @@ class LoopConfig:
     clip: float = 1.0
     seed: int = 0
     checkpoint_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise PipelineError(f"batch size must be at least 1, got {self.batch_size}")
+        for name in ("epochs", "lr", "rows_lr", "clip"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise PipelineError(f"{name} must be a positive number, got {value}")
+        if not 0 <= self.decay <= 1:
+            raise PipelineError(f"decay must lie between 0 and 1, got {self.decay}")
 
     def steps_for(self, examples: int) -> int:
         """Total steps for a number of examples per epoch."""

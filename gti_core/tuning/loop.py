@@ -25,6 +25,7 @@ from gti_core.files import write_safetensors
 from gti_core.grounding.corpus import Example
 from gti_core.lm import SidLM
 from gti_core.tuning.config import LoopConfig
+from gti_core.tuning.interrupt import StoppedError, StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +176,7 @@ def train(
 
     Raises:
         PipelineError: a foreign checkpoint, or a loss that is not finite.
+        StoppedError: SIGINT or SIGTERM came; a checkpoint of the last whole step is saved.
     """
     trainable = {name: p for name, p in lm.named_parameters() if p.requires_grad}
     rows = [p for name, p in trainable.items() if name in ("rows_in", "rows_out")]
@@ -188,30 +190,37 @@ def train(
     losses = done.losses or []
     lm.train()
     saved = time.monotonic()
-    for step in range(done.steps, steps):
-        began = time.monotonic()
-        torch.manual_seed((config.seed << 32) + step)
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * config.rate(step, steps)
-        batch = examples.batch(step)
-        loss = answer_loss(lm, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(trainable.values(), config.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(round(float(loss.detach()), 4))
-        if not math.isfinite(losses[-1]):
-            raise PipelineError(f"the loss at step {step} is {losses[-1]}; lower the rate")
-        done.steps = step + 1
-        done.tokens += int((batch.ids > 0).sum())
-        done.seconds += time.monotonic() - began
-        if time.monotonic() - saved > config.checkpoint_seconds or done.steps == steps:
-            done.losses = losses
-            _save_checkpoint(folder / CHECKPOINT, trainable, optimizer, identity, done)
-            saved = time.monotonic()
-        if progress is not None:
-            recent = losses[-20:]
-            progress(done.steps, steps, sum(recent) / len(recent))
+    with StopSignal() as stop:
+        for step in range(done.steps, steps):
+            began = time.monotonic()
+            torch.manual_seed((config.seed << 32) + step)
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * config.rate(step, steps)
+            batch = examples.batch(step)
+            loss = answer_loss(lm, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(trainable.values(), config.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(round(float(loss.detach()), 4))
+            if not math.isfinite(losses[-1]):
+                raise PipelineError(f"the loss at step {step} is {losses[-1]}; lower the rate")
+            done.steps = step + 1
+            done.tokens += int((batch.ids > 0).sum())
+            done.seconds += time.monotonic() - began
+            due = time.monotonic() - saved > config.checkpoint_seconds
+            stopping = stop.requested  # read once: what is stopped must have been saved
+            if due or stopping or done.steps == steps:
+                done.losses = losses
+                _save_checkpoint(folder / CHECKPOINT, trainable, optimizer, identity, done)
+                saved = time.monotonic()
+            if progress is not None:
+                recent = losses[-20:]
+                progress(done.steps, steps, sum(recent) / len(recent))
+            if stopping and done.steps < steps:
+                raise StoppedError(
+                    f"stopped at step {done.steps} of {steps}; the same command goes on from there"
+                )
     done.losses = losses
     lm.eval()
     return done

@@ -228,3 +228,23 @@ def test_serve_answers_the_line_it_prints(served: Served, tmp_path: Path) -> Non
     assert line["request_id"] == answer["request_id"]
     assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/recommendations", 200)
     assert [path.name for path in tmp_path.iterdir()] == [".gti"]
+
+
+def test_an_output_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    result = gti("prepare", "--dataset", "movielens-100k", "-o", str(tmp_path / "out"))
+    assert_one_line(result, "out")
+    assert result.returncode == 1
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_missing_column_names_file_row_and_column(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item_id,title\n1,One\n")
+    (tmp_path / "log.csv").write_text("user_id,timestamp\nu,5\n")
+    result = gti(
+        "prepare", "--items", str(tmp_path / "items.csv"),
+        "--interactions", str(tmp_path / "log.csv"), "-o", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert_one_line(result, "log.csv", "item_id")
+    assert result.returncode == 1
+    assert not (tmp_path / "out").exists()

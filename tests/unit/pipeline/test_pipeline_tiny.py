@@ -126,6 +126,35 @@ def test_a_finished_stage_is_not_run_again_and_other_options_are_refused(tokens,
         )
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda: LoopConfig(epochs=-1),
+        lambda: LoopConfig(batch_size=0),
+        lambda: LoopConfig(lr=float("nan")),
+        lambda: LoopConfig(decay=2),
+        lambda: TokenizeOptions(sizes=(0, 8, 8)),
+        lambda: TokenizeOptions(sizes=(8, 8), reserve=(0, 0, 1)),
+        lambda: TokenizeOptions(quantizer="magic"),
+        lambda: EvaluateOptions(limit=-3),
+        lambda: EvaluateOptions(batch_size=0),
+        lambda: EvaluateOptions(beam_width=3),
+        lambda: GroundOptions(objective="magic"),
+        lambda: FinetuneOptions(mode="magic"),
+        lambda: FinetuneOptions(drop=0),
+    ],
+)
+def test_options_without_sense_are_refused(options):
+    with pytest.raises(PipelineError):
+        options()
+
+
+def test_too_few_sids_are_refused_before_any_work(tmp_path):
+    tiny_data().save(tmp_path / "p")
+    with pytest.raises(PipelineError, match="make 8 SIDs, too few for 24 items"):
+        tokenize(tmp_path / "p", tmp_path / "t", TokenizeOptions(sizes=(2, 2, 2)))
+
+
 def test_objective_none_keeps_the_initialization(tokens, tmp_path):
     backbone = tiny_backbone(tmp_path / "backbone")
     options = GroundOptions(objective="none", dtype="float32")
@@ -158,6 +187,8 @@ def test_a_bundle_round_trips(bundle_folder, tmp_path):
     assert bundle.name == "tiny"
     assert len(bundle.catalog) == 24
     assert bundle.catalog.get("i3").title
+    assert bundle.catalog.get("i3").attributes["note"] == "line\u2028break\x85"
+    assert all(file.stat().st_mode & 0o777 == 0o644 for file in bundle_folder.iterdir())
     assert bundle.prompt.max_history == 6
     assert bundle.max_tokens == len(bundle.prompt.instruction_token_ids) + 21
     assert bundle.quantizer.sizes == (4, 4, 4)
@@ -168,6 +199,7 @@ def test_a_bundle_round_trips(bundle_folder, tmp_path):
     stamp = first.stat().st_mtime_ns
     assert materialize(bundle, tmp_path / "cache") == first
     assert first.stat().st_mtime_ns == stamp, "merged once"
+    assert all(file.stat().st_mode & 0o444 == 0o444 for file in first.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from gti_core.grounding.corpus import Example
 from gti_core.lm import SidLM
 from gti_core.testing import VOCABULARY, tiny_model
 from gti_core.tuning.config import LoopConfig
+from gti_core.tuning.interrupt import StoppedError
 from gti_core.tuning.loop import CHECKPOINT, IGNORE, Examples, bucketed, collate, train
 from gti_core.tuning.lora import LoraOptions, adapter_state, attach, merge_into
 from gti_core.vocabulary import SidVocabulary
@@ -60,6 +63,28 @@ def test_a_run_interrupted_and_resumed_equals_one_that_was_not(tmp_path):
     assert done.steps == 9
     assert len(done.losses) == 9
     for (name, a), (_, b) in zip(whole.named_parameters(), second.named_parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6), name
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_told_to_stop_saves_its_step_and_goes_on(number, tmp_path):
+    config = LoopConfig(epochs=3, batch_size=4, rows_lr=0.01, lr=0.01, warmup=2)
+    whole = model()
+    train(whole, Examples(shuffled, config), config, tmp_path / "whole", identity="run")
+    before = signal.getsignal(number)
+
+    def stop(step, steps, loss):
+        if step == 2:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(StoppedError, match="step 3 of 9"):
+        train(model(), Examples(shuffled, config), config, tmp_path / "cut", identity="run",
+              progress=stop)  # fmt: skip
+    assert signal.getsignal(number) == before
+    resumed = model()
+    done = train(resumed, Examples(shuffled, config), config, tmp_path / "cut", identity="run")
+    assert len(done.losses) == 9
+    for (name, a), (_, b) in zip(whole.named_parameters(), resumed.named_parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6), name
 
 
