@@ -73,7 +73,8 @@ class Table:
     def require(self, column: str) -> None:
         """Raises DataError when the file is known not to have the column."""
         if self.columns is not None and column not in self.columns:
-            self.missing(column, self.columns)
+            # Text formats name their columns in the first row; Parquet has no such row.
+            self.missing(column, self.columns, None if self.format == "parquet" else 1)
 
     def missing(self, column: str, there: Sequence[str], row: int | None = None) -> NoReturn:
         """Raises the DataError for a column that is not there."""

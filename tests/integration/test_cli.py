@@ -245,6 +245,6 @@ def test_a_missing_column_names_file_row_and_column(tmp_path: Path) -> None:
         "prepare", "--items", str(tmp_path / "items.csv"),
         "--interactions", str(tmp_path / "log.csv"), "-o", str(tmp_path / "out"),
     )  # fmt: skip
-    assert_one_line(result, "log.csv", "item_id")
+    assert_one_line(result, "log.csv, row 1", "item_id")
     assert result.returncode == 1
     assert not (tmp_path / "out").exists()

@@ -94,7 +94,7 @@ BAD_LOGS: list[tuple[str, bytes, int | None, str | None, str]] = [
     ("log.csv", b"\n\n", 1, None, "no header"),
     ("log.csv", b"\xef\xbb\xbf", 1, None, "no header"),
     ("log.csv", b"user_id,item_id,timestamp\n", None, None, "no rows"),
-    ("log.csv", b"user_id,item_id,time\nu,7,1\n", None, "timestamp", "user_id, item_id, time"),
+    ("log.csv", b"user_id,item_id,time\nu,7,1\n", 1, "timestamp", "user_id, item_id, time"),
     ("log.csv", b"user_id,item_id,item_id\nu,7,1\n", 1, "item_id", "twice"),
     ("log.csv", b"user_id,,timestamp\nu,7,1\n", 1, None, "without a name"),
     ("log.csv", b"user_id,item_id,timestamp\nu,7,1\nu,8\n", 3, None, "2 fields, the header has 3"),
