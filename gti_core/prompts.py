@@ -78,3 +78,61 @@ class AppendOnlyPrompt:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BundleError(f"prompt template is incomplete: {error!r}") from error
+
+
+SEARCH = "search/1"
+MAX_QUERY_CHARS = 500
+
+
+@dataclass(frozen=True)
+class SearchPrompt:
+    """The template for a natural-language query: before, query, after; the SID continues it.
+
+    The query is tokenized on its own, between the fixed parts, so that no spelling in it can merge
+    with them (`gti_core.lm.encode_text` keeps special tokens out of it).
+
+    Args:
+        before: text before the query.
+        after: text after it.
+        before_token_ids: ``before`` as token ids of the backbone's tokenizer.
+        after_token_ids: ``after`` as token ids.
+        max_query_tokens: a longer query is cut to its first so many tokens.
+    """
+
+    before: str
+    after: str
+    before_token_ids: tuple[int, ...]
+    after_token_ids: tuple[int, ...]
+    max_query_tokens: int = 64
+
+    def token_ids(self, query_token_ids: Sequence[int]) -> list[int]:
+        """Token ids of the prompt for a tokenized query."""
+        query = query_token_ids[: self.max_query_tokens]
+        return [*self.before_token_ids, *query, *self.after_token_ids]
+
+    def to_json(self) -> JsonDict:
+        """JSON form for a bundle's manifest."""
+        return {
+            "template": SEARCH,
+            "before": self.before,
+            "after": self.after,
+            "before_token_ids": list(self.before_token_ids),
+            "after_token_ids": list(self.after_token_ids),
+            "max_query_tokens": self.max_query_tokens,
+        }
+
+    @classmethod
+    def from_json(cls, data: JsonDict) -> SearchPrompt:
+        """Inverse of `to_json`. Raises BundleError for another template or missing fields."""
+        if data.get("template") != SEARCH:
+            raise BundleError(f"unknown search template {data.get('template')!r}")
+        try:
+            return cls(
+                str(data["before"]),
+                str(data["after"]),
+                tuple(int(x) for x in data["before_token_ids"]),
+                tuple(int(x) for x in data["after_token_ids"]),
+                int(data["max_query_tokens"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise BundleError(f"search template is incomplete: {error!r}") from error

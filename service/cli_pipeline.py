@@ -36,6 +36,10 @@ def register(app: typer.Typer) -> None:
 def prepare(
     output: Output,
     dataset: Annotated[str | None, typer.Option(help="A known data set: movielens-100k.")] = None,
+    unisrec: Annotated[
+        Path | None,
+        typer.Option(help="Folder with NAME.text, NAME.item2index, NAME.test.inter."),
+    ] = None,
     items: Annotated[
         Path | None,
         typer.Option(help="Item file (RecBole .item, JSONL, JSON, CSV, TSV, Parquet)."),
@@ -76,6 +80,7 @@ def prepare(
 
     sources = stage.Sources(
         dataset,
+        unisrec,
         items,
         interactions,
         sequences,
@@ -175,9 +180,10 @@ def finetune(
     rows_lr: Annotated[float, typer.Option(help="Peak rate of the SID rows.")] = 1e-3,
     rank: Annotated[int, typer.Option(help="LoRA rank.")] = 16,
     max_history: Annotated[int, typer.Option(help="Most items in a prompt.")] = 50,
-    dtype: Annotated[
-        str, typer.Option(help="Of the backbone under LoRA: bfloat16 or float32.")
-    ] = "bfloat16",
+    instruction: Annotated[
+        str | None, typer.Option(help="First part of every prompt; a newline is added.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the products: bfloat16 or float32.")] = "bfloat16",
     seed: Seed = 0,
     data_dir: CacheDir = DEFAULT_DATA_DIR,
 ) -> None:
@@ -197,6 +203,7 @@ def finetune(
         max_history=max_history,
         drop=min(10, max_history),
         loop=loop,
+        instruction=stage.INSTRUCTION if instruction is None else f"{instruction}\n",
     )
     with steps("finetune") as progress:
         done = stage.finetune(

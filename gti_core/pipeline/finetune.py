@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +34,8 @@ class FinetuneOptions:
 
     Args:
         mode: "lora" (adapters and SID rows) or "full" (everything).
-        dtype: of the backbone under LoRA; full fine-tuning is float32 always.
+        dtype: of the products; what is trained is float32 always, and under LoRA the frozen
+            backbone is kept in this dtype too.
         lora: adapter options.
         instruction: fixed first part of the prompt.
         max_history: most items in the prompt.
@@ -155,6 +158,7 @@ def finetune(
     from gti_core.lm import SidLM, encode_text, load_backbone, load_tokenizer
     from gti_core.pipeline.stage import identity_of
     from gti_core.tuning.loop import CHECKPOINT, Examples, train
+    from gti_core.tuning.precision import mixed
     from gti_core.tuning.sequences import SequenceExamples
 
     grounded = load_grounded(grounded_folder)
@@ -179,7 +183,15 @@ def finetune(
         grounded.tokens.prepared.split.train, grounded.tokens.catalog, grounded.vocabulary, prompt
     )
     examples = Examples(sequences.epoch, options.loop)
-    done = train(lm, examples, options.loop, output, identity=run, progress=progress)
+    done = train(
+        lm,
+        examples,
+        options.loop,
+        output,
+        identity=run,
+        progress=progress,
+        forward=partial(mixed, model) if options.dtype == "bfloat16" else nullcontext,
+    )
     write_safetensors(output / "rows.safetensors", rows_of(lm))
     state = (
         {name: p.detach() for name, p in model.named_parameters()}

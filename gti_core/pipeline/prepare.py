@@ -18,6 +18,7 @@ from gti_core.data.readers import (
     renamed,
 )
 from gti_core.data.splits import CHRONOLOGICAL, LEAVE_ONE_OUT, chronological, leave_one_out
+from gti_core.data.unisrec import read_unisrec
 from gti_core.errors import PipelineError
 
 DATASETS = ("movielens-100k",)
@@ -26,10 +27,11 @@ SPLIT_KINDS = (LEAVE_ONE_OUT, CHRONOLOGICAL)
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the data comes from: a known data set, or files.
+    """Where the data comes from: a known data set, a folder in UniSRec's layout, or files.
 
     Args:
-        dataset: one of `DATASETS`, or None for files.
+        dataset: one of `DATASETS`.
+        unisrec: folder in UniSRec's layout (`gti_core.data.unisrec`).
         items: item file.
         interactions: log with one interaction a row, or
         sequences: file with one user's whole history a row.
@@ -41,6 +43,7 @@ class Sources:
     """
 
     dataset: str | None = None
+    unisrec: Path | None = None
     items: Path | None = None
     interactions: Path | None = None
     sequences: Path | None = None
@@ -70,7 +73,7 @@ def prepare(
         raise PipelineError(f"split must be one of {', '.join(SPLIT_KINDS)}, not {split!r}")
     files = (sources.items, sources.interactions, sources.sequences)
     if sources.dataset is not None:
-        if any(files):
+        if any(files) or sources.unisrec is not None:
             raise PipelineError("name a data set or files, not both")
         if sources.dataset not in DATASETS:
             raise PipelineError(
@@ -79,6 +82,15 @@ def prepare(
         if split != LEAVE_ONE_OUT:
             raise PipelineError(f"{sources.dataset} is prepared leave-one-out only")
         dataset = movielens_100k()
+        prepared = PreparedData(
+            name or dataset.name, dataset.items, leave_one_out(dataset.histories)
+        )
+    elif sources.unisrec is not None:
+        if any(files):
+            raise PipelineError("name a folder in UniSRec's layout or files, not both")
+        if split != LEAVE_ONE_OUT:
+            raise PipelineError("histories have no timestamps; only leave-one-out can split them")
+        dataset = read_unisrec(sources.unisrec)
         prepared = PreparedData(
             name or dataset.name, dataset.items, leave_one_out(dataset.histories)
         )

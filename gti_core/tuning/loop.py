@@ -12,6 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,7 @@ def train(
     *,
     identity: str,
     progress: Progress | None = None,
+    forward: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Trained:
     """Train the parameters that require gradients, with AdamW; continue from a checkpoint.
 
@@ -173,6 +175,7 @@ def train(
         identity: digest of everything else the run depends on; a checkpoint of another identity
             is refused.
         progress: called after each step.
+        forward: context that the loss is computed in (`gti_core.tuning.precision`).
 
     Raises:
         PipelineError: a foreign checkpoint, or a loss that is not finite.
@@ -197,7 +200,8 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * config.rate(step, steps)
             batch = examples.batch(step)
-            loss = answer_loss(lm, batch)
+            with forward():
+                loss = answer_loss(lm, batch)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(trainable.values(), config.clip)
             optimizer.step()
