@@ -15,7 +15,9 @@ import typer
 
 from gti_core.errors import GtiError
 from service import __version__
+from service.cli_compare import register as register_compare
 from service.cli_pipeline import register
+from service.cli_research import register as register_research
 from service.settings import ConfigError, Settings, env_name, flag, load_settings
 
 app = typer.Typer(
@@ -113,6 +115,8 @@ def version() -> None:
 
 
 register(app)
+register_research(app)
+register_compare(app)
 
 
 def main() -> None:

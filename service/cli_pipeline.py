@@ -6,25 +6,21 @@ on where it stopped, and does nothing where it was finished.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from gti_core.errors import PipelineError
 from gti_core.quiet import quiet_libraries
-
-Output = Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")]
-CacheDir = Annotated[
-    Path,
-    typer.Option(
-        "--data-dir", envvar="GTI_DATA_DIR", help="Where converted backbones are kept (in cache/)."
-    ),
-]
-Seed = Annotated[int, typer.Option(help="Seed; the same seed gives the same result.")]
-DEFAULT_DATA_DIR = Path(".gti")
+from service.cli_common import (
+    DEFAULT_DATA_DIR,
+    CacheDir,
+    Output,
+    Seed,
+    numbers,
+    phases,
+    steps,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -115,8 +111,8 @@ def tokenize(
     quiet_libraries()
     from gti_core.pipeline import tokenize as stage
 
-    levels = _numbers(sizes, "--sizes")
-    free = _numbers(reserve, "--reserve") if reserve else (0,) * (len(levels) - 1) + (256,)
+    levels = numbers(sizes, "--sizes")
+    free = numbers(reserve, "--reserve") if reserve else (0,) * (len(levels) - 1) + (256,)
     options = stage.TokenizeOptions(levels, quantizer, free, seed)
     with phases() as progress:
         done = stage.tokenize(input, output, options, encoder=encoder, progress=progress)
@@ -135,8 +131,11 @@ def ground(
     backbone: Annotated[
         Path | None, typer.Option(help="Hugging Face folder; default SmolLM2-135M-Instruct.")
     ] = None,
-    init: Annotated[str, typer.Option(help="mean or random.")] = "mean",
-    objective: Annotated[str, typer.Option(help="nll, or none for the bare start.")] = "nll",
+    init: Annotated[str, typer.Option(help="mean, random or text-mean.")] = "mean",
+    objective: Annotated[
+        str,
+        typer.Option(help="nll, regression, regression+nll, or none for the bare start."),
+    ] = "nll",
     epochs: Annotated[float, typer.Option(help="Passes over two pairs per item.")] = 2.0,
     batch_size: Annotated[int, typer.Option(help="Pairs per step.")] = 32,
     lr: Annotated[float, typer.Option(help="Peak learning rate of the new rows.")] = 3e-3,
@@ -180,8 +179,16 @@ def finetune(
     rows_lr: Annotated[float, typer.Option(help="Peak rate of the SID rows.")] = 1e-3,
     rank: Annotated[int, typer.Option(help="LoRA rank.")] = 16,
     max_history: Annotated[int, typer.Option(help="Most items in a prompt.")] = 50,
+    tasks: Annotated[
+        str,
+        typer.Option(help="next, and any of align (six text families) and search, with commas."),
+    ] = "next",
     instruction: Annotated[
         str | None, typer.Option(help="First part of every prompt; a newline is added.")
+    ] = None,
+    phrasing: Annotated[
+        list[str] | None,
+        typer.Option(help="Another instruction to train with; may be repeated."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of the products: bfloat16 or float32.")] = "bfloat16",
     seed: Seed = 0,
@@ -204,6 +211,8 @@ def finetune(
         drop=min(10, max_history),
         loop=loop,
         instruction=stage.INSTRUCTION if instruction is None else f"{instruction}\n",
+        tasks=tuple(part.strip() for part in tasks.split(",")),
+        phrasings=tuple(f"{text}\n" for text in phrasing or ()),
     )
     with steps("finetune") as progress:
         done = stage.finetune(
@@ -242,7 +251,7 @@ def evaluate(
     from gti_core.pipeline.load import load_for_evaluation
 
     options = stage.EvaluateOptions(
-        split, not include_seen, _numbers(ks, "--ks"), beam_width, batch_size, limit
+        split, not include_seen, numbers(ks, "--ks"), beam_width, batch_size, limit
     )
     model = load_for_evaluation(input, data, cache_dir=data_dir / "cache", dtype=dtype)
     with phases() as progress:
@@ -308,63 +317,3 @@ def demo(
         join_texts="movielens-100k",
         data_dir=data_dir,
     )
-
-
-def _numbers(text: str, flag: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise PipelineError(f"{flag} takes whole numbers with commas, not {text!r}") from None
-
-
-def _bar(*columns: Any) -> Any:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description:<14}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        *columns,
-        console=Console(stderr=True),
-    )
-
-
-@contextlib.contextmanager
-def phases() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar per named phase."""
-    with _bar() as bar:
-        tasks: dict[str, Any] = {}
-
-        def report(phase: str, done: int, total: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bar.add_task(phase, total=total)
-            bar.update(tasks[phase], completed=done, total=total)
-
-        yield report
-
-
-@contextlib.contextmanager
-def steps(name: str) -> Iterator[Callable[[int, int, float], None]]:
-    """A progress bar with the running loss."""
-    from rich.progress import TextColumn
-
-    with _bar(TextColumn("loss {task.fields[loss]:.3f}")) as bar:
-        task = None
-
-        def report(done: int, total: int, loss: float) -> None:
-            nonlocal task
-            if task is None:
-                task = bar.add_task(name, total=total, loss=loss)
-            bar.update(task, completed=done, total=total, loss=loss)
-
-        yield report

@@ -2,8 +2,8 @@
 
 ::
 
-    manifest.json            format, name, backbone, vocabulary, prompt, quantizer, encoder,
-                             tuning, texts, figures, and the sha256 of every other file
+    manifest.json            format, name, backbone, vocabulary, prompt, search, quantizer,
+                             encoder, tuning, texts, figures, and the sha256 of every other file
     items.json               [{"item_id", "sid", "popularity"}], in catalogue order
     quantizer.safetensors    codebooks (and the RQ-VAE's MLPs)
     rows.safetensors         "rows_in" [S, D], and "rows_out" [S, D] for untied backbones; float32
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from gti_core.backbone import sha256_file
 from gti_core.catalog import Item, ItemCatalog
 from gti_core.errors import BundleCorruptError, BundleError, GtiError
-from gti_core.prompts import AppendOnlyPrompt
+from gti_core.prompts import AppendOnlyPrompt, SearchPrompt
 from gti_core.types import ItemId, JsonDict
 from gti_core.vocabulary import SidVocabulary
 
@@ -60,6 +60,8 @@ class Bundle:
         catalog: items with SIDs, texts joined.
         vocabulary: the SID vocabulary.
         prompt: the template it was trained with.
+        search: the template for a natural-language query; None when the model was not trained for
+            search.
     """
 
     path: Path
@@ -68,6 +70,7 @@ class Bundle:
     catalog: ItemCatalog
     vocabulary: SidVocabulary
     prompt: AppendOnlyPrompt
+    search: SearchPrompt | None = None
 
     @property
     def name(self) -> str:
@@ -77,7 +80,7 @@ class Bundle:
     @property
     def max_tokens(self) -> int:
         """Longest prompt plus one SID, tokens."""
-        return self.prompt.max_tokens(self.vocabulary.levels)
+        return max_tokens(self.prompt, self.search, self.vocabulary.levels)
 
     @cached_property
     def quantizer(self) -> Quantizer:
@@ -144,6 +147,7 @@ def load_bundle(path: Path) -> Bundle:
     try:
         vocabulary = SidVocabulary.from_json(manifest["vocabulary"])
         prompt = AppendOnlyPrompt.from_json(manifest["prompt"])
+        search = _search_of(manifest, vocabulary)
         records = json.loads((path / ITEMS).read_text(encoding="utf-8"))
         catalog = ItemCatalog(
             [Item(r["item_id"], tuple(r["sid"]), popularity=int(r["popularity"])) for r in records]
@@ -158,7 +162,32 @@ def load_bundle(path: Path) -> Bundle:
         raise BundleError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise BundleError(f"{path}: malformed bundle: {error!r}") from error
-    return Bundle(path, hashlib.sha256(raw).hexdigest(), manifest, catalog, vocabulary, prompt)
+    digest = hashlib.sha256(raw).hexdigest()
+    return Bundle(path, digest, manifest, catalog, vocabulary, prompt, search)
+
+
+def max_tokens(prompt: AppendOnlyPrompt, search: SearchPrompt | None, levels: int) -> int:
+    """Longest prompt of either template plus one SID, tokens."""
+    longest = prompt.max_tokens(levels)
+    if search is not None:
+        fixed = len(search.before_token_ids) + len(search.after_token_ids)
+        longest = max(longest, fixed + search.max_query_tokens + levels)
+    return longest
+
+
+def _search_of(manifest: JsonDict, vocabulary: SidVocabulary) -> SearchPrompt | None:
+    data = manifest.get("search")
+    if data is None:
+        return None
+    if not isinstance(data, dict):
+        raise BundleError(f"search is no template but {type(data).__name__}")
+    search = SearchPrompt.from_json(data)
+    if search.max_query_tokens < 1:
+        raise BundleError(f"search: max_query_tokens is {search.max_query_tokens}")
+    for token_id in (*search.before_token_ids, *search.after_token_ids):
+        if not 0 <= token_id < vocabulary.first_token_id:
+            raise BundleError(f"search: {token_id} is no token id of the backbone")
+    return search
 
 
 def check_sids(catalog: ItemCatalog, vocabulary: SidVocabulary) -> None:

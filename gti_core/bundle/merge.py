@@ -29,7 +29,7 @@ def materialize(
     Raises:
         BundleError: backbone and bundle do not fit.
     """
-    target = cache_dir / f"merged-{bundle.digest[:16]}"
+    target = _merged_folder(bundle, cache_dir)
     if target.is_dir():
         return target
     quiet_libraries()
@@ -40,6 +40,22 @@ def materialize(
     with new_folder(target) as folder:
         write_merged(bundle, backbone, folder)
     return target
+
+
+def tokenizer_folder(bundle: Bundle, cache_dir: Path) -> Path:
+    """A folder with the bundle's tokenizer: the merged model if it is there, or the backbone.
+
+    Text without special tokens means the same ids in both.
+
+    Raises:
+        BundleError, PipelineError: there is no merged model and the backbone can't be found.
+    """
+    merged = _merged_folder(bundle, cache_dir)
+    return merged if merged.is_dir() else resolve_backbone(bundle.manifest["backbone"], cache_dir)
+
+
+def _merged_folder(bundle: Bundle, cache_dir: Path) -> Path:
+    return cache_dir / f"merged-{bundle.digest[:16]}"
 
 
 def merged_model(bundle: Bundle, backbone: Path) -> Any:

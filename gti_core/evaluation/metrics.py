@@ -133,7 +133,11 @@ def per_case_metrics(
     """
     if not ks or max(ks) > np.asarray(rankings).shape[-1]:
         raise DataError(f"cut-offs {tuple(ks)} for lists of {np.asarray(rankings).shape[-1]}")
-    ranks = ranks_of_targets(rankings, targets)
+    return metrics_of_ranks(ranks_of_targets(rankings, targets), ks)
+
+
+def metrics_of_ranks(ranks: LongArray, ks: Sequence[int]) -> dict[str, Values]:
+    """Every metric per case from `ranks_of_targets`; see `per_case_metrics`."""
     return {f"recall@{k}": recall_at_k(ranks, k) for k in ks} | {
         f"ndcg@{k}": ndcg_at_k(ranks, k) for k in ks
     }

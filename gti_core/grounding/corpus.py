@@ -57,6 +57,13 @@ def description_of(item: Item) -> str:
     return clean_text("; ".join(parts), MAX_DESCRIPTION_CHARS)
 
 
+def text_of(item: Item) -> str:
+    """Title and description as one text, cleaned; the item's id when there is neither."""
+    title = clean_text(item.title, MAX_TITLE_CHARS)
+    parts = [part for part in (title, description_of(item)) if part]
+    return ". ".join(parts) or clean_text(item.item_id, MAX_TITLE_CHARS)
+
+
 def families_of(item: Item) -> list[str]:
     """Families for which the item has text."""
     has = {"title": bool(item.title.strip()), "description": bool(description_of(item))}
@@ -118,6 +125,13 @@ class GroundingCorpus:
         prompt = [*self._ids("Item: "), *sid, *self._ids(f"\n{label}: ")]
         answer = self._ids(text) + ([] if self._end is None else [self._end])
         return Example(tuple(prompt), tuple(answer))
+
+    def sample(self, rng: random.Random) -> list[Example]:
+        """One example per item, its family drawn among all that the item has text for."""
+        return [
+            self.example(number, rng.choice(families))
+            for number, families in enumerate(self._families)
+        ]
 
     def epoch(self, rng: random.Random) -> list[Example]:
         """Two examples per item, one to and one from its SID, families drawn, order shuffled."""

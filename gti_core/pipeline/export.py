@@ -72,6 +72,7 @@ def _manifest(tuned: Finetuned, name: str, join_texts: str | None) -> JsonDict:
         "backbone": grounded.backbone,
         "vocabulary": grounded.vocabulary.to_json(),
         "prompt": tuned.prompt.to_json(),
+        "search": None if tuned.search is None else tuned.search.to_json(),
         "score": "sum over levels of the log-softmax over the active SID rows",
         "quantizer": tokens.stage.figures["quantizer"],
         "encoder": {
@@ -94,7 +95,9 @@ def _manifest(tuned: Finetuned, name: str, join_texts: str | None) -> JsonDict:
             },
             "finetune": {
                 "options": tuned.stage.options,
-                "figures": {k: v for k, v in tuned.stage.figures.items() if k != "prompt"},
+                "figures": {
+                    k: v for k, v in tuned.stage.figures.items() if k not in ("prompt", "search")
+                },
             },
         },
     }

@@ -13,7 +13,7 @@ from gti_core.errors import PipelineError
 from gti_core.files import write_safetensors
 from gti_core.pipeline.ground import DTYPES, Grounded, load_grounded, rows_of
 from gti_core.pipeline.stage import Stage, begin_stage, finish_stage, read_stage
-from gti_core.prompts import AppendOnlyPrompt
+from gti_core.prompts import AppendOnlyPrompt, SearchPrompt
 from gti_core.tuning.config import LoopConfig
 from gti_core.tuning.lora import LoraOptions, adapter_state, attach, merge_into
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 KIND = "finetune"
 MODES = ("lora", "full")
+TASKS = ("next", "align", "search")
 INSTRUCTION = "The items a user chose, oldest first, and what comes next:\n"
 
 
@@ -37,17 +38,21 @@ class FinetuneOptions:
         dtype: of the products; what is trained is float32 always, and under LoRA the frozen
             backbone is kept in this dtype too.
         lora: adapter options.
+        tasks: what is learned, some of `TASKS`; see `gti_core.tuning.tasks`.
         instruction: fixed first part of the prompt.
+        phrasings: further instructions that training windows draw from.
         max_history: most items in the prompt.
         drop: items dropped at a time from longer histories.
-        loop: training settings. Epochs and decay are not part of the run's identity while it is
-            unfinished: an interrupted run can be continued with more or fewer epochs.
+        loop: training settings. Epochs, steps and decay are not part of an unfinished run's
+            identity: it can be continued with more or fewer of them.
     """
 
     mode: str = "lora"
     dtype: str = "bfloat16"
     lora: LoraOptions = field(default_factory=LoraOptions)
+    tasks: tuple[str, ...] = ("next",)
     instruction: str = INSTRUCTION
+    phrasings: tuple[str, ...] = ()
     max_history: int = 50
     drop: int = 10
     loop: LoopConfig = field(
@@ -58,6 +63,12 @@ class FinetuneOptions:
         for value, allowed in ((self.mode, MODES), (self.dtype, DTYPES)):
             if value not in allowed:
                 raise PipelineError(f"{value!r} is not one of {', '.join(allowed)}")
+        unknown = sorted(set(self.tasks) - set(TASKS))
+        if unknown or len(set(self.tasks)) != len(self.tasks) or "next" not in self.tasks:
+            raise PipelineError(
+                f"tasks must be next and any of {', '.join(TASKS[1:])}, each once, "
+                f"not {', '.join(self.tasks) or 'none'}"
+            )
         if not 1 <= self.drop <= self.max_history:
             raise PipelineError(f"drop must lie between 1 and max_history, got {self.drop}")
 
@@ -89,6 +100,12 @@ class Finetuned:
     def lora(self) -> LoraOptions:
         """Adapter options; meaningful in mode "lora"."""
         return LoraOptions(**self.stage.options["lora"])
+
+    @property
+    def search(self) -> SearchPrompt | None:
+        """The search template it was trained with; None when search was no task."""
+        data = self.stage.figures.get("search")
+        return None if data is None else SearchPrompt.from_json(data)
 
 
 def load_finetuned(folder: Path) -> Finetuned:
@@ -155,18 +172,23 @@ def finetune(
     """
     import torch
 
+    from gti_core.grounding.corpus import GroundingCorpus
     from gti_core.lm import SidLM, encode_text, load_backbone, load_tokenizer
     from gti_core.pipeline.stage import identity_of
     from gti_core.tuning.loop import CHECKPOINT, Examples, train
     from gti_core.tuning.precision import mixed
     from gti_core.tuning.sequences import SequenceExamples
+    from gti_core.tuning.tasks import Epoch, SearchExamples, mixture, search_prompt
 
     grounded = load_grounded(grounded_folder)
     recorded = asdict(options)
     identity, finished = begin_stage(output, KIND, recorded, grounded.stage.identity)
     if finished is not None:
         return finished
-    lasting = {**recorded, "loop": {**recorded["loop"], "epochs": None, "decay": None}}
+    lasting = {
+        **recorded,
+        "loop": {**recorded["loop"], "epochs": None, "steps": None, "decay": None},
+    }
     run = identity_of(KIND, lasting, grounded.stage.identity)
     folder = resolve_backbone(grounded.backbone, cache_dir)
     full = options.mode == "full"
@@ -175,14 +197,26 @@ def finetune(
     lm = SidLM(model, grounded.vocabulary, grounded.rows["rows_in"], grounded.rows.get("rows_out"))
     if not full:
         attach(model, options.lora, seed=options.loop.seed)
-    instruction_ids = encode_text(load_tokenizer(folder), options.instruction)
+    tokenizer = load_tokenizer(folder)
+    instruction_ids = encode_text(tokenizer, options.instruction)
     prompt = AppendOnlyPrompt(
         options.instruction, tuple(instruction_ids), options.max_history, options.drop
     )
+    catalog, vocabulary = grounded.tokens.catalog, grounded.vocabulary
     sequences = SequenceExamples(
-        grounded.tokens.prepared.split.train, grounded.tokens.catalog, grounded.vocabulary, prompt
+        grounded.tokens.prepared.split.train,
+        catalog,
+        vocabulary,
+        prompt,
+        [encode_text(tokenizer, text) for text in options.phrasings],
     )
-    examples = Examples(sequences.epoch, options.loop)
+    epochs: list[Epoch] = [sequences.epoch]
+    if "align" in options.tasks:
+        epochs.append(GroundingCorpus(catalog.items, vocabulary, tokenizer).sample)
+    search = search_prompt(tokenizer) if "search" in options.tasks else None
+    if search is not None:
+        epochs.append(SearchExamples(catalog.items, vocabulary, tokenizer, search).epoch)
+    examples = Examples(mixture(epochs), options.loop)
     done = train(
         lm,
         examples,
@@ -193,11 +227,8 @@ def finetune(
         forward=partial(mixed, model) if options.dtype == "bfloat16" else nullcontext,
     )
     write_safetensors(output / "rows.safetensors", rows_of(lm))
-    state = (
-        {name: p.detach() for name, p in model.named_parameters()}
-        if full
-        else {name: tensor.to(torch.bfloat16) for name, tensor in adapter_state(model).items()}
-    )
+    tuned = dict(model.named_parameters()) if full else adapter_state(model)
+    state = {name: tensor.detach().to(torch.bfloat16) for name, tensor in tuned.items()}
     write_safetensors(output / "adapter.safetensors", state)
     losses = done.losses or []
     stage = finish_stage(
@@ -210,7 +241,9 @@ def finetune(
         files=["rows.safetensors", "adapter.safetensors"],
         figures={
             "prompt": prompt.to_json(),
+            "search": None if search is None else search.to_json(),
             "windows_per_epoch": len(sequences),
+            "examples_per_epoch": examples.per_epoch,
             "steps": done.steps,
             "seconds": round(done.seconds, 1),
             "tokens": done.tokens,

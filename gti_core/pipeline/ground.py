@@ -1,12 +1,16 @@
-"""``gti ground``: SID rows from mean (or random) initialization, grounded in the frozen backbone.
+"""``gti ground``: SID rows from an initialization, grounded in the frozen backbone.
 
-Only the S new rows are trained (paper, grounding stage): negative log-likelihood of the answer
-tokens over pairs (text, SID) in both directions.
+Only the S new rows are trained. Objective "nll" is the paper's grounding stage: negative
+log-likelihood of the answer tokens over pairs (text, SID) in both directions. Objective
+"regression" fits the rows to encoded texts (`gti_core.grounding.regression`); "regression+nll"
+starts the paper's stage from there.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +29,8 @@ if TYPE_CHECKING:
     from gti_core.tuning.loop import Progress
 
 KIND = "ground"
-INITIALIZATIONS = ("mean", "random")
-OBJECTIVES = ("nll", "none")
+INITIALIZATIONS = ("mean", "random", "text-mean")
+OBJECTIVES = ("nll", "regression", "regression+nll", "none")
 DTYPES = ("bfloat16", "float32")
 
 
@@ -35,8 +39,9 @@ class GroundOptions:
     """Options of the stage.
 
     Args:
-        initialization: "mean" or "random".
-        objective: "nll", or "none" to keep the initialization (the baseline arm).
+        initialization: one of `INITIALIZATIONS`.
+        objective: one of `OBJECTIVES`; "none" keeps the initialization (the baseline arms), and
+            a regression replaces it.
         dtype: of the frozen backbone; the rows are float32 always.
         loop: training settings.
     """
@@ -104,6 +109,58 @@ def rows_of(lm: SidLM) -> dict[str, Any]:
     return rows
 
 
+class _Start:
+    """Rows before training, by initialization and objective."""
+
+    def __init__(
+        self,
+        options: GroundOptions,
+        tokens: Tokens,
+        vocabulary: SidVocabulary,
+        model: Any,
+        tokenizer: Any,
+    ) -> None:
+        self._options = options
+        self._tokens = tokens
+        self._vocabulary = vocabulary
+        self._model = model
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def _texts(self) -> list[list[int]]:
+        """Token ids of each item's text, in catalogue order."""
+        from gti_core.grounding.corpus import text_of
+        from gti_core.lm import encode_text
+
+        return [encode_text(self._tokenizer, text_of(item)) for item in self._tokens.catalog]
+
+    @cached_property
+    def _vectors(self) -> Tensor:
+        from gti_core.grounding.regression import text_vectors
+
+        return text_vectors(self._model, self._texts)
+
+    def rows(self, matrix: Tensor, seed: int) -> Tensor:
+        """Rows at the scale of a matrix of the backbone, shape [S, D], float32."""
+        from gti_core.grounding.initialize import mean_rows, random_rows, text_mean_rows
+        from gti_core.grounding.regression import regression_rows
+
+        count, catalog = self._vocabulary.rows, self._tokens.catalog
+        if self._options.objective.startswith("regression"):
+            return regression_rows(self._vectors, catalog.sids, self._vocabulary, matrix)
+        match self._options.initialization:
+            case "mean":
+                return mean_rows(matrix, count)
+            case "random":
+                return random_rows(matrix, count, seed=seed)
+            case _:
+                codes = [
+                    [self._vocabulary.row(level, code) for level, code in enumerate(item.sid)]
+                    for item in catalog
+                ]
+                return text_mean_rows(matrix, self._texts, codes, count)
+
+
 def ground(
     tokens_folder: Path,
     output: Path,
@@ -128,7 +185,6 @@ def ground(
     from gti_core.files import write_safetensors
     from gti_core.grounding.corpus import GroundingCorpus
     from gti_core.grounding.diagnostics import effective_rank, mean_cosine
-    from gti_core.grounding.initialize import mean_rows, random_rows
     from gti_core.lm import SidLM, is_tied, load_backbone, load_tokenizer
     from gti_core.tuning.loop import CHECKPOINT, Examples, Trained, train
 
@@ -144,19 +200,18 @@ def ground(
     vocabulary = tokens.vocabulary(int(embedding.shape[0]))
     head = None if is_tied(model) else model.get_output_embeddings().weight
 
-    def initial(matrix: Any, seed: int) -> Tensor:
-        if options.initialization == "mean":
-            return mean_rows(matrix, vocabulary.rows)
-        return random_rows(matrix, vocabulary.rows, seed=seed)
-
+    began = time.monotonic()
     seed = options.loop.seed
-    rows_out = None if head is None else initial(head, seed + 1)
-    lm = SidLM(model, vocabulary, initial(embedding, seed), rows_out)
+    tokenizer = load_tokenizer(folder)
+    start = _Start(options, tokens, vocabulary, model, tokenizer)
+    rows_out = None if head is None else start.rows(head, seed + 1)
+    lm = SidLM(model, vocabulary, start.rows(embedding, seed), rows_out)
+    start_seconds = time.monotonic() - began
     active_rows = torch.from_numpy(vocabulary.active_mask.copy())
     before = effective_rank(lm.rows_in.detach()[active_rows])
     done = Trained()
-    if options.objective == "nll":
-        corpus = GroundingCorpus(tokens.catalog.items, vocabulary, load_tokenizer(folder))
+    if options.objective.endswith("nll"):
+        corpus = GroundingCorpus(tokens.catalog.items, vocabulary, tokenizer)
         examples = Examples(corpus.epoch, options.loop)
         done = train(lm, examples, options.loop, output, identity=identity, progress=progress)
     rows = rows_of(lm)
@@ -166,7 +221,7 @@ def ground(
     figures = {
         "vocabulary": vocabulary.to_json(),
         "steps": done.steps,
-        "seconds": round(done.seconds, 1),
+        "seconds": round(done.seconds + start_seconds, 1),
         "tokens": done.tokens,
         "loss_first": losses[0] if losses else None,
         "loss_last": round(sum(losses[-20:]) / len(losses[-20:]), 4) if losses else None,

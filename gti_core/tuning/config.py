@@ -14,6 +14,7 @@ class LoopConfig:
 
     Args:
         epochs: passes over the examples.
+        steps: so many steps instead of epochs; 0 goes by epochs.
         batch_size: examples per step.
         lr: peak learning rate of the backbone's or adapter's parameters.
         rows_lr: peak learning rate of the SID rows.
@@ -36,6 +37,7 @@ class LoopConfig:
     clip: float = 1.0
     seed: int = 0
     checkpoint_seconds: float = 120.0
+    steps: int = 0
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -44,11 +46,15 @@ class LoopConfig:
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
                 raise PipelineError(f"{name} must be a positive number, got {value}")
+        if self.steps < 0:
+            raise PipelineError(f"steps must not be negative, got {self.steps}")
         if not 0 <= self.decay <= 1:
             raise PipelineError(f"decay must lie between 0 and 1, got {self.decay}")
 
     def steps_for(self, examples: int) -> int:
         """Total steps for a number of examples per epoch."""
+        if self.steps:
+            return self.steps
         return max(1, math.ceil(self.epochs * math.ceil(examples / self.batch_size)))
 
     def rate(self, step: int, steps: int) -> float:

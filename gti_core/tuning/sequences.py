@@ -25,6 +25,8 @@ class SequenceExamples:
         catalog: items with SIDs.
         vocabulary: SID vocabulary.
         prompt: the template.
+        phrasings: further instructions as token ids; each window draws one of them or the
+            template's own. Serving uses the template's.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class SequenceExamples:
         catalog: ItemCatalog,
         vocabulary: SidVocabulary,
         prompt: AppendOnlyPrompt,
+        phrasings: Sequence[Sequence[int]] = (),
     ) -> None:
         self._prompt = prompt
+        self._instructions = [prompt.instruction_token_ids, *map(tuple, phrasings)]
         tokens = {item.item_id: tuple(vocabulary.token_ids(item.sid)) for item in catalog}
         self._users = [
             [tokens[item_id] for item_id in histories[user]]
@@ -54,18 +58,21 @@ class SequenceExamples:
         for user in self._users:
             windows = -(-len(user) // size)
             if windows == 1:
-                examples.append(self._example(user))
+                examples.append(self._example(user, rng))
                 continue
             # Spread the windows evenly over the history, then shift all of them together.
             slack = len(user) - size
             shift = rng.random()
             for number in range(windows):
                 start = round(min(slack, max(0.0, (number + shift - 0.5) * slack / (windows - 1))))
-                examples.append(self._example(user[start : start + size]))
+                examples.append(self._example(user[start : start + size], rng))
         rng.shuffle(examples)
         return examples
 
-    def _example(self, window: Sequence[tuple[int, ...]]) -> Example:
-        prompt = (*self._prompt.instruction_token_ids, *window[0])
+    def _example(self, window: Sequence[tuple[int, ...]], rng: random.Random) -> Example:
+        # No draw where there is no choice, so that runs without phrasings stay as they were.
+        several = len(self._instructions) > 1
+        instruction = rng.choice(self._instructions) if several else self._instructions[0]
+        prompt = (*instruction, *window[0])
         answer = tuple(token for item in window[1:] for token in item)
         return Example(prompt, answer)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gti_core.catalog import Item, ItemCatalog
 from gti_core.errors import BundleError
-from gti_core.prompts import AppendOnlyPrompt
+from gti_core.prompts import AppendOnlyPrompt, SearchPrompt
 from gti_core.vocabulary import SidVocabulary
 from service.context import ServingContext
 
@@ -21,6 +22,12 @@ def test_model_has_room_for_prompt_and_item(tiny_context: ServingContext) -> Non
     assert model.max_tokens == 3 + 5 * 3
     assert model.model_dir == Path("folder")
     assert len(model.index) == 12
+
+
+def test_model_has_room_for_a_search_prompt(tiny_context: ServingContext) -> None:
+    search = SearchPrompt("for", "item", (1, 2), (3,), max_query_tokens=64)
+    context = replace(tiny_context, search=search)
+    assert context.model(Path("folder")).max_tokens == 2 + 64 + 1 + 3
 
 
 def test_wrong_depth() -> None:

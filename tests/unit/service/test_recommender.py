@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gti_core.decoding import ScoredRow
+from gti_core.prompts import SearchPrompt
 from service.context import ServingContext
 from service.engine.base import DecodeRequest, ServingModel
 from service.engine.fake import FakeEngine
 from service.recommender import Query, Recommendation, Recommender
+from service.search import QueryEncoder, QueryUnreadableError
 
 
 class SpyEngine(FakeEngine):
@@ -66,3 +70,51 @@ def test_fallback_asks_no_engine(spy: SpyEngine, tiny_context: ServingContext) -
     assert answer.fallback_reason == "no_known_item"
     assert [found.item.item_id for found in answer.items] == ["a3", "50"]
     assert [found.score for found in answer.items] == [None, None]
+
+
+@pytest.fixture
+def encoder(tiny_context: ServingContext) -> QueryEncoder:
+    words = {"for": 1, "item": 2, "red": 3, "tape": 4}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="item"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    prompt = SearchPrompt("for", "item", (1,), (2,))
+    return QueryEncoder(tokenizer, prompt, tiny_context.vocabulary)
+
+
+def search(
+    spy: SpyEngine, context: ServingContext, encoder: QueryEncoder | None, **query: Any
+) -> Recommendation:
+    async def work() -> Recommendation:
+        await spy.start()
+        options = {"history": (), "k": 2, "beam_width": 12, "request_id": "r", "text": "red tape"}
+        recommender = Recommender(spy, context.prompt, encoder)
+        return await recommender.recommend(Query(**{"exclude_history": True, **options, **query}))
+
+    return asyncio.run(work())
+
+
+def test_query_takes_the_place_of_the_history(
+    spy: SpyEngine, tiny_context: ServingContext, encoder: QueryEncoder
+) -> None:
+    answer = search(spy, tiny_context, encoder)
+    [request] = spy.requests
+    assert request.prompt_token_ids == [1, 3, 4, 2]
+    assert request.excluded_rows == frozenset()
+    assert (request.k, request.beam_width) == (2, 12)
+    assert request.request_id.startswith("r-")
+    assert len(answer.items) == 2
+    assert all(found.score is not None for found in answer.items)
+    bare = replace(answer, items=[])
+    assert bare == Recommendation([], 1, [], 0, None)
+
+
+def test_query_with_a_history_or_without_an_encoder(
+    spy: SpyEngine, tiny_context: ServingContext, encoder: QueryEncoder
+) -> None:
+    with pytest.raises(ValueError, match="takes no history"):
+        search(spy, tiny_context, encoder, history=["a1"])
+    with pytest.raises(ValueError, match="needs an encoder"):
+        search(spy, tiny_context, None)
+    with pytest.raises(QueryUnreadableError):
+        search(spy, tiny_context, encoder, text="\u2003")
+    assert spy.requests == []

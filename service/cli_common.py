@@ -1,0 +1,100 @@
+"""What the commands share: options, number lists, progress bars."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gti_core.errors import PipelineError
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")]
+CacheDir = Annotated[
+    Path,
+    typer.Option(
+        "--data-dir", envvar="GTI_DATA_DIR", help="Where converted backbones are kept (in cache/)."
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed; the same seed gives the same result.")]
+DEFAULT_DATA_DIR = Path(".gti")
+
+
+def numbers(text: str, flag: str) -> tuple[int, ...]:
+    """Whole numbers of an option. Raises PipelineError naming the flag."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise PipelineError(f"{flag} takes whole numbers with commas, not {text!r}") from None
+
+
+def _bar(*columns: Any) -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description:<14}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        *columns,
+        console=Console(stderr=True),
+    )
+
+
+@contextlib.contextmanager
+def phases() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar per named phase."""
+    with _bar() as bar:
+        tasks: dict[str, Any] = {}
+
+        def report(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bar.add_task(phase, total=total)
+            bar.update(tasks[phase], completed=done, total=total)
+
+        yield report
+
+
+@contextlib.contextmanager
+def steps(name: str) -> Iterator[Callable[[int, int, float], None]]:
+    """A progress bar with the running loss."""
+    from rich.progress import TextColumn
+
+    with _bar(TextColumn("loss {task.fields[loss]:.3f}")) as bar:
+        task = None
+
+        def report(done: int, total: int, loss: float) -> None:
+            nonlocal task
+            if task is None:
+                task = bar.add_task(name, total=total, loss=loss)
+            bar.update(task, completed=done, total=total, loss=loss)
+
+        yield report
+
+
+@contextlib.contextmanager
+def runs() -> Iterator[Callable[[str, int, int, float | None], None]]:
+    """A progress bar per named run, with the running loss where there is one."""
+    from rich.progress import TextColumn
+
+    with _bar(TextColumn("{task.fields[note]}")) as bar:
+        tasks: dict[str, Any] = {}
+
+        def report(name: str, done: int, total: int, loss: float | None) -> None:
+            note = "" if loss is None else f"loss {loss:.3f}"
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total, note=note)
+            bar.update(tasks[name], completed=done, total=total, note=note)
+
+        yield report
