@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 import uvicorn
 
-from gti_core.bundle import DEMO_BUNDLE, load_bundle, materialize
+from gti_core.bundle import DEMO_BUNDLE, load_bundle, materialize, tokenizer_folder
 from gti_core.errors import GtiError
 from service.app import create_app
 from service.context import ServingContext
 from service.engine.base import Engine
 from service.logs import configure_logging
-from service.runtime import BuildEngine, Progress
+from service.runtime import BuildEngine, LoadEncoder, Progress
+from service.search import QueryEncoder
 from service.settings import Settings, env_name, flag, unknown_variables
 
 if TYPE_CHECKING:
@@ -50,7 +51,13 @@ def run(settings: Settings) -> None:
         _make_data_dir(settings)
         bundle = load_bundle(settings.bundle or DEMO_BUNDLE)
         context = ServingContext.from_bundle(bundle)
-        _serve(settings, context, engine_builder(settings, bundle, context), listener)
+        _serve(
+            settings,
+            context,
+            engine_builder(settings, bundle, context),
+            listener,
+            encoder_loader(settings, bundle),
+        )
     finally:
         listener.close()
 
@@ -85,11 +92,22 @@ def engine_builder(settings: Settings, bundle: Bundle, context: ServingContext) 
     return build
 
 
+def encoder_loader(settings: Settings, bundle: Bundle) -> LoadEncoder | None:
+    """How to load the tokenizer for search queries; None when the bundle has no search."""
+    search = bundle.search
+    if search is None:
+        return None
+    return lambda: QueryEncoder.load(
+        tokenizer_folder(bundle, settings.cache_dir), search, bundle.vocabulary
+    )
+
+
 def _serve(
     settings: Settings,
     context: ServingContext,
     build_engine: BuildEngine,
     listener: socket.socket,
+    load_encoder: LoadEncoder | None = None,
 ) -> None:
     url = _url(settings.host, listener)
     server: uvicorn.Server
@@ -101,6 +119,7 @@ def _serve(
         context,
         settings,
         build_engine,
+        load_encoder=load_encoder,
         on_ready=lambda: typer.echo(welcome(context, url)),
         on_failed=stop,
     )

@@ -21,7 +21,7 @@ from service.context import ServingContext
 from service.engine.base import EngineError
 from service.errors import ServiceError, kind_of, problem_response
 from service.middleware import BodyLimitMiddleware, RequestContextMiddleware
-from service.runtime import BuildEngine, Runtime
+from service.runtime import BuildEngine, LoadEncoder, Runtime
 from service.schemas import Problem
 from service.settings import Settings
 
@@ -33,7 +33,7 @@ DESCRIPTION = (
     "admits the catalogue's items only. Errors are application/problem+json with a stable `code`."
 )
 _TAGS = [
-    {"name": "recommendations", "description": "Items for a history."},
+    {"name": "recommendations", "description": "Items for a history or a search query."},
     {"name": "items", "description": "The catalogue."},
     {"name": "info", "description": "What runs here and what it allows."},
     {"name": "health", "description": "Probes for a supervisor."},
@@ -45,6 +45,7 @@ def create_app(
     settings: Settings,
     build_engine: BuildEngine,
     *,
+    load_encoder: LoadEncoder | None = None,
     on_ready: Callable[[], None] = lambda: None,
     on_failed: Callable[[], None] = lambda: None,
     check_interval_s: float = 1.0,
@@ -58,6 +59,7 @@ def create_app(
         context: what is served.
         settings: limits and the like.
         build_engine: makes the engine; runs in a thread.
+        load_encoder: loads the tokenizer; needed if ``context`` has a search template.
         on_ready: called once when requests can be served.
         on_failed: called once when the engine could not start or has died.
         check_interval_s: seconds between looks at the engine's health.
@@ -66,6 +68,7 @@ def create_app(
         context,
         settings,
         build_engine,
+        load_encoder=load_encoder,
         on_ready=on_ready,
         on_failed=on_failed,
         check_interval_s=check_interval_s,

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gti_core.bundle.format import max_tokens
 from gti_core.catalog import ItemCatalog
 from gti_core.decoding import ConstraintIndex
 from gti_core.errors import BundleError
-from gti_core.prompts import AppendOnlyPrompt
+from gti_core.prompts import AppendOnlyPrompt, SearchPrompt
 from gti_core.vocabulary import SidVocabulary
 from service.engine.base import ServingModel
 
@@ -29,6 +30,7 @@ class ServingContext:
         prompt: the prompt template the model was trained with.
         index: constraint index over ``catalog.sids``.
         version: number of the version.
+        search: the template for a natural-language query; None when the model can't search.
     """
 
     name: str
@@ -38,6 +40,7 @@ class ServingContext:
     prompt: AppendOnlyPrompt
     index: ConstraintIndex
     version: int = 1
+    search: SearchPrompt | None = None
 
     @classmethod
     def build(
@@ -47,6 +50,7 @@ class ServingContext:
         catalog: ItemCatalog,
         vocabulary: SidVocabulary,
         prompt: AppendOnlyPrompt,
+        search: SearchPrompt | None = None,
     ) -> ServingContext:
         """Check that the parts fit and index the catalogue.
 
@@ -65,13 +69,19 @@ class ServingContext:
                     f"bundle {name!r}: an item uses code {int(highest[level])} at level {level}, "
                     f"of which {active} are active"
                 )
-        return cls(name, digest, catalog, vocabulary, prompt, ConstraintIndex(catalog.sids))
+        index = ConstraintIndex(catalog.sids)
+        return cls(name, digest, catalog, vocabulary, prompt, index, search=search)
 
     @classmethod
     def from_bundle(cls, bundle: Bundle) -> ServingContext:
         """The context of a loaded bundle. Raises BundleError as `build` does."""
         return cls.build(
-            bundle.name, bundle.digest, bundle.catalog, bundle.vocabulary, bundle.prompt
+            bundle.name,
+            bundle.digest,
+            bundle.catalog,
+            bundle.vocabulary,
+            bundle.prompt,
+            bundle.search,
         )
 
     def model(self, model_dir: Path) -> ServingModel:
@@ -81,6 +91,6 @@ class ServingContext:
             vocabulary=self.vocabulary,
             catalog=self.catalog,
             index=self.index,
-            max_tokens=self.prompt.max_tokens(self.vocabulary.levels),
+            max_tokens=max_tokens(self.prompt, self.search, self.vocabulary.levels),
             version=self.version,
         )

@@ -8,6 +8,7 @@
     ├── UnsupportedMediaTypeError a body that is not declared as JSON
     ├── BodyTooLargeError         a body above the limit
     ├── ItemNotFoundError         an id outside the catalogue
+    ├── SearchUnavailableError    a search query to a model that was not trained for search
     ├── NotReadyError             the engine is still loading, or the service is stopping
     └── ClientClosedError         the client went away before the answer
 
@@ -84,6 +85,10 @@ class BodyTooLargeError(ServiceError):
 
 class ItemNotFoundError(ServiceError):
     """No item of the catalogue has this id."""
+
+
+class SearchUnavailableError(ServiceError):
+    """The model served was not trained for search."""
 
 
 class NotReadyError(ServiceError):
@@ -166,8 +171,16 @@ TABLE: tuple[ProblemKind, ...] = (
         "prompt_too_long",
         422,
         "The prompt is too long",
-        "The history makes a prompt longer than the model takes. Send a shorter one.",
+        "The history or query makes a prompt longer than the model takes. Send a shorter one.",
         (PromptTooLongError,),
+    ),
+    ProblemKind(
+        "search_unavailable",
+        422,
+        "Search is not available",
+        "The model served was not trained for search: `search` of /v1/info is false. Send a "
+        "history instead of a query.",
+        (SearchUnavailableError,),
     ),
     ProblemKind(
         "client_closed",

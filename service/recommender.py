@@ -1,4 +1,4 @@
-"""From a history of item ids to recommended items. Knows no HTTP and no engine's insides."""
+"""From a history or a search query to items. Knows no HTTP and no engine's insides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Literal
 from gti_core.catalog import Item
 from gti_core.prompts import AppendOnlyPrompt
 from gti_core.types import ItemId
-from service.engine.base import DecodeRequest, Engine
+from service.engine.base import DecodeRequest, Engine, ServingModel
+from service.search import QueryEncoder
 
 FallbackReason = Literal["empty_history", "no_known_item"]
 
@@ -26,6 +27,7 @@ class Query:
         beam_width: W, at least k.
         exclude_history: leave out the items of the history, all of it.
         request_id: id of the request, for logs. Need not be unique.
+        text: a search query, cleaned; takes the place of the history, which must be empty.
     """
 
     history: Sequence[ItemId]
@@ -33,6 +35,7 @@ class Query:
     beam_width: int
     exclude_history: bool
     request_id: str
+    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,15 @@ class Recommender:
     Args:
         engine: a started engine.
         prompt: the template that the engine's model was trained with.
+        encoder: writes search prompts; None when the model can't search.
     """
 
-    def __init__(self, engine: Engine, prompt: AppendOnlyPrompt) -> None:
+    def __init__(
+        self, engine: Engine, prompt: AppendOnlyPrompt, encoder: QueryEncoder | None = None
+    ) -> None:
         self._engine = engine
         self._prompt = prompt
+        self._encoder = encoder
 
     async def recommend(self, query: Query) -> Recommendation:
         """Recommend. A history with no known item gets the most popular items.
@@ -80,8 +87,12 @@ class Recommender:
         Cancelling the awaiting task frees the engine's work.
 
         Raises:
+            ValueError: a search query with a history, or without an encoder.
+            QueryUnreadableError: nothing of the search query is a token of the model.
             PromptTooLongError, EngineDeadError, EngineError: as `Engine.decode`.
         """
+        if query.text is not None:
+            return await self._search(query, query.text)
         # Taken once: a request is served wholly by one version.
         model = self._engine.model
         catalog = model.catalog
@@ -95,24 +106,39 @@ class Recommender:
                 known.append(item)
         reason: FallbackReason | None = None
         if known:
-            rows = await self._engine.decode(
-                DecodeRequest(
-                    # A client may send the same request id twice at a time; an engine may not.
-                    request_id=f"{query.request_id}-{uuid.uuid4().hex[:8]}",
-                    prompt_token_ids=self._prompt.token_ids(
-                        [item.sid for item in known], model.vocabulary
-                    ),
-                    k=query.k,
-                    beam_width=query.beam_width,
-                    excluded_rows=frozenset(catalog.row(item.item_id) for item in known)
-                    if query.exclude_history
-                    else frozenset(),
-                )
+            prompt = self._prompt.token_ids([item.sid for item in known], model.vocabulary)
+            seen = (
+                frozenset(catalog.row(item.item_id) for item in known)
+                if query.exclude_history
+                else frozenset()
             )
-            items = [Ranked(catalog.items[found.row], found.logprob) for found in rows]
+            items = await self._decode(model, query, prompt, seen)
         else:
             reason = "no_known_item" if query.history else "empty_history"
             items = [Ranked(item, None) for item in islice(catalog.by_popularity, query.k)]
         return Recommendation(
             items, model.version, list(dict.fromkeys(unknown)), len(unknown), reason
         )
+
+    async def _search(self, query: Query, text: str) -> Recommendation:
+        if self._encoder is None or query.history:
+            raise ValueError("a search query needs an encoder, and takes no history")
+        model = self._engine.model
+        prompt = self._encoder.prompt_token_ids(text)
+        items = await self._decode(model, query, prompt, frozenset())
+        return Recommendation(items, model.version, [], 0, None)
+
+    async def _decode(
+        self, model: ServingModel, query: Query, prompt: list[int], excluded: frozenset[int]
+    ) -> list[Ranked]:
+        rows = await self._engine.decode(
+            DecodeRequest(
+                # A client may send the same request id twice at a time; an engine may not.
+                request_id=f"{query.request_id}-{uuid.uuid4().hex[:8]}",
+                prompt_token_ids=prompt,
+                k=query.k,
+                beam_width=query.beam_width,
+                excluded_rows=excluded,
+            )
+        )
+        return [Ranked(model.catalog.items[found.row], found.logprob) for found in rows]

@@ -21,6 +21,7 @@ from service.context import ServingContext
 from service.engine.base import Engine, EngineDeadError, EngineError
 from service.errors import NotReadyError
 from service.recommender import Recommender
+from service.search import QueryEncoder
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 BuildEngine = Callable[[Progress], Engine]
 """Makes an engine, not started yet. Runs in a thread; may be slow; reports what it does."""
+LoadEncoder = Callable[[], QueryEncoder]
+"""Loads the tokenizer for search queries. Runs in a thread, after the engine was made."""
 
 CHECK_INTERVAL_S = 1.0
 RETRY_AFTER_S = 5
@@ -50,9 +53,13 @@ class Runtime:
         context: what is served.
         settings: the service's settings.
         build_engine: makes the engine.
+        load_encoder: loads the tokenizer; called only if ``context`` has a search template.
         on_ready: called once, on the event loop, when requests can be served.
         on_failed: called once, on the event loop, when the engine could not start or has died.
         check_interval_s: seconds between looks at the engine's health.
+
+    Raises:
+        ValueError: the context has a search template, but there is no ``load_encoder``.
     """
 
     def __init__(
@@ -61,16 +68,20 @@ class Runtime:
         settings: Settings,
         build_engine: BuildEngine,
         *,
+        load_encoder: LoadEncoder | None = None,
         on_ready: Callable[[], None] = lambda: None,
         on_failed: Callable[[], None] = lambda: None,
         check_interval_s: float = CHECK_INTERVAL_S,
     ) -> None:
+        if context.search is not None and load_encoder is None:
+            raise ValueError("search needs a tokenizer")
         self.context = context
         self.settings = settings
         self.state = State.STARTING
         self.progress = "starting"
         self.failure: str | None = None
         self._build_engine = build_engine
+        self._load_encoder = load_encoder
         self._on_ready = on_ready
         self._on_failed = on_failed
         self._check_interval_s = check_interval_s
@@ -135,6 +146,10 @@ class Runtime:
     async def _run(self) -> None:
         try:
             self._engine = await in_daemon_thread(lambda: self._build_engine(self._report))
+            encoder = None
+            if self.context.search is not None and self._load_encoder is not None:
+                self._report("loading the tokenizer")
+                encoder = await in_daemon_thread(self._load_encoder)
             self._report(f"starting the {self._engine.name} engine")
             await self._engine.start()
         except (EngineError, GtiError, OSError) as error:
@@ -144,7 +159,7 @@ class Runtime:
             logger.exception("starting the engine failed")
             self._fail(f"the engine did not start: {type(error).__name__}: {error}")
             return
-        self._recommender = Recommender(self._engine, self.context.prompt)
+        self._recommender = Recommender(self._engine, self.context.prompt, encoder)
         self.state = State.READY
         logger.info("ready: bundle %s, %d items", self.context.name, len(self.context.catalog))
         try:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+
+from gti_core.prompts import MAX_QUERY_CHARS
+from gti_core.text import clean_text
+
+_MAX_RAW_QUERY = 2 * MAX_QUERY_CHARS
+"""Most characters of a query before cleaning: bounds the time that cleaning takes."""
 
 
 class Schema(BaseModel):
@@ -30,18 +44,51 @@ ItemIdField = Annotated[
 ]
 
 
+def _clean_query(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = clean_text(value[:_MAX_RAW_QUERY], _MAX_RAW_QUERY)
+    if len(value) > _MAX_RAW_QUERY or len(text) > MAX_QUERY_CHARS:
+        raise PydanticCustomError("query_too_long", f"at most {MAX_QUERY_CHARS} characters")
+    # Letters, digits, punctuation, symbols; marks and invisible characters alone say nothing.
+    if not any(unicodedata.category(character)[0] in "LNPS" for character in text):
+        raise PydanticCustomError(
+            "query_blank", "no text in it: only blank, control or invisible characters"
+        )
+    return text
+
+
+QueryField = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=MAX_QUERY_CHARS),
+    BeforeValidator(_clean_query),
+]
+
+
 class RecommendationRequest(Schema):
-    """What to recommend for."""
+    """What to recommend for: exactly one of `history` and `query`."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"history": ["50", "258", "100"], "k": 5}]}
+        json_schema_extra={
+            "examples": [
+                {"history": ["50", "258", "100"], "k": 5},
+                {"query": "a space adventure with robots", "k": 5},
+            ]
+        }
     )
 
-    history: list[ItemIdField] = Field(
+    history: list[ItemIdField] | None = Field(
+        None,
         description="Ids of the items the user interacted with, oldest first. May repeat and may "
         "be empty. Ids outside the catalogue are skipped and reported. At most "
         "`limits.max_history` of /v1/info entries; the model reads the latest "
-        "`limits.prompt_history`."
+        "`limits.prompt_history`.",
+    )
+    query: QueryField | None = Field(
+        None,
+        description="What the user looks for, in a few words. Control characters count as white "
+        "space, runs of white space as one space; a long query is read from its start. "
+        "Needs a model trained for search: `search` of /v1/info.",
     )
     k: int = Field(
         10, ge=1, description="Items wanted; at most `limits.max_k` of /v1/info (200 by default)."
@@ -54,8 +101,17 @@ class RecommendationRequest(Schema):
         "`limits.default_beam_width`. A wider beam is slower and may find better items.",
     )
     exclude_history: bool = Field(
-        True, description="Leave out every item that stands in the history."
+        True,
+        description="Leave out every item that stands in the history. No effect on a query.",
     )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> RecommendationRequest:
+        if self.history is None and self.query is None:
+            raise PydanticCustomError("nothing_asked", "send a history or a query")
+        if self.history is not None and self.query is not None:
+            raise PydanticCustomError("two_asked", "send a history or a query, not both")
+        return self
 
 
 class RecommendedItem(Schema):
@@ -108,7 +164,8 @@ class RecommendationResponse(Schema):
         description="True when the model was not asked: the items are the most popular ones."
     )
     fallback_reason: Literal["empty_history", "no_known_item"] | None = Field(
-        description="Why: the history was empty, or none of its ids is in the catalogue."
+        description="Why: the history was empty, or none of its ids is in the catalogue. "
+        "A query never falls back."
     )
     unknown_items: list[str] = Field(
         description="Ids of the history that are not in the catalogue, each once, in order."
@@ -120,7 +177,7 @@ class RecommendationResponse(Schema):
         ge=0, description="`k` less the number of items: above 0 only when no more are admissible."
     )
     beam_width: int | None = Field(description="Beam width used; null in a fallback.")
-    took_ms: float = Field(ge=0, description="Time from history to items, milliseconds.")
+    took_ms: float = Field(ge=0, description="Time from history or query to items, milliseconds.")
 
 
 class ItemResponse(Schema):
@@ -198,6 +255,7 @@ class InfoResponse(Schema):
     state: Literal["starting", "ready", "failed", "stopping"]
     version: int | None = Field(description="Version served; null until ready.")
     bundle: BundleInfo
+    search: bool = Field(description="True when requests may send a `query`.")
     engine: dict[str, Any] | None = Field(description="Facts about the engine; null until ready.")
     catalog: CatalogInfo
     limits: LimitsInfo

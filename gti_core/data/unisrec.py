@@ -87,10 +87,11 @@ def _department(paths: Iterable[str]) -> str:
     """Longest run of first words that nearly all category paths share, "" for none."""
     words = [path.split() for path in paths if path]
     found: list[str] = []
+    enough = _SHARED * len(words)
     while words:
         following = Counter(path[len(found)] for path in words if len(path) > len(found))
         word, count = following.most_common(1)[0] if following else ("", 0)
-        if count < _SHARED * len(words):
+        if count < enough:
             break
         found.append(word)
         words = [path for path in words if path[: len(found)] == found]

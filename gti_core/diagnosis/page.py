@@ -33,9 +33,9 @@ _FIGURES = {
     "cosine-centred": (
         "Cosine matrices, group means removed",
         "The same rows after subtracting from the text tokens their mean, and from the SID tokens "
-        "the mean of all SID rows. What all rows share is gone, so the differences show: squares are levels "
-        "or families of codes, and an even speckle is noise. Where SID rows lie on one point "
-        "nothing is left of them, and their part is white outside the diagonal.",
+        "the mean of all SID rows. What all rows share is gone, so the differences show: squares "
+        "are levels or families of codes, and an even speckle is noise. Where SID rows lie on one "
+        "point nothing is left of them, and their part is white outside the diagonal.",
     ),
     "spectrum": (
         "Singular values",
@@ -51,9 +51,9 @@ _FIGURES = {
         "correlation of the two sets of cosines, averaged over levels: 1 is the same geometry, 0 "
         "is none. The numbers in circles are the single levels. Hatched bars are before "
         "fine-tuning, full bars after. Where all rows point the same way there is no "
-        "geometry to compare: the figure is undefined, which is worse than a low one. Codewords of later "
-        "levels encode remainders that mean different things under different prefixes, so "
-        "expect less from them than from level 1.",
+        "geometry to compare: the figure is undefined, which is worse than a low one. Codewords "
+        "of later levels encode remainders that mean different things under different prefixes, "
+        "so expect less from them than from level 1.",
     ),
     "map": (
         "Map of rows",

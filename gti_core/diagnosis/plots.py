@@ -144,7 +144,7 @@ def spectrum_figure(diagnosis: Diagnosis) -> bytes:
                         f"{panel.label}, {snapshot.state}: rank {snapshot.effective_rank:.1f}"
                     )
             seen = np.concatenate([s.spectrum for p in part for s in p.side.snapshots])
-            least = seen[seen >= _LEAST_SHARE].min()
+            least = float(seen[seen >= _LEAST_SHARE].min(initial=1.0))
             longest = max(
                 int((s.spectrum >= _LEAST_SHARE).sum()) for p in part for s in p.side.snapshots
             )
@@ -268,6 +268,7 @@ def _mark_groups(axes: Any, arm: ArmFigures) -> None:
         (f"level {level + 1}", len(list(codes)))
         for level, codes in groupby(arm.sample.codes, key=lambda code: code[0])
     ]
+    sizes = [(name, size) for name, size in sizes if size]
     ends = np.cumsum([size for _, size in sizes])
     middles = [end - (size + 1) / 2 for end, (_, size) in zip(ends, sizes, strict=True)]
     names = [name for name, _ in sizes]

@@ -69,7 +69,7 @@ def spectrum(rows: Rows) -> Tensor:
     Returns:
         shape [min(S, D)], float64; the first is 1. Zeros for a block of zeros.
     """
-    values = torch.linalg.svdvals(_double(rows))
+    values: Tensor = torch.linalg.svdvals(_double(rows))
     return values / values.max().clamp_min(1e-30)
 
 

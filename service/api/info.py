@@ -22,6 +22,7 @@ async def info(runtime: RuntimeDep) -> InfoResponse:
         state=runtime.state.value,
         version=None if engine is None else engine.model.version,
         bundle=BundleInfo(name=context.name, digest=context.digest),
+        search=context.search is not None,
         engine=None if engine is None else {"name": engine.name} | engine.info(),
         catalog=CatalogInfo(
             items=len(context.catalog),

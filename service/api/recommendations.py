@@ -7,9 +7,10 @@ import time
 from fastapi import APIRouter, Request
 
 from service.api.deps import RequestIdDep, RuntimeDep, problems, unless_disconnected
-from service.errors import RequestInvalidError
-from service.recommender import Query
+from service.errors import RequestInvalidError, SearchUnavailableError
+from service.recommender import Query, Recommendation, Recommender
 from service.schemas import RecommendationRequest, RecommendationResponse, RecommendedItem
+from service.search import QueryUnreadableError
 from service.settings import Settings
 
 router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"])
@@ -17,13 +18,14 @@ router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"])
 
 @router.post(
     "",
-    summary="Recommend items for a history",
+    summary="Recommend items for a history, or find them for a query",
     responses=problems(
         "malformed_body",
         "body_too_large",
         "unsupported_media_type",
         "validation_failed",
         "prompt_too_long",
+        "search_unavailable",
         "not_ready",
         "engine_dead",
         "engine_error",
@@ -35,16 +37,23 @@ async def recommend(
     runtime: RuntimeDep,
     request_id: RequestIdDep,
 ) -> RecommendationResponse:
-    """The `k` items the model finds most likely next. Every item exists in the catalogue.
+    """The `k` items the model finds most likely next after a history, or for a search query.
+
+    Send exactly one of `history` and `query`. Every item exists in the catalogue.
 
     Exactly `k` items come back while `k` items are admissible; else `shortfall` says how many
     are missing. An empty history, or one with no known item, gets the most popular items and
     `fallback: true`.
     """
+    if body.query is not None and runtime.context.search is None:
+        raise SearchUnavailableError(
+            f"the model of bundle {runtime.context.name!r} was not trained for search: "
+            "send a history instead of a query"
+        )
     query = to_query(body, runtime.settings, request_id)
     recommender = runtime.recommender()
     started = time.perf_counter()
-    answer = await unless_disconnected(request, recommender.recommend(query))
+    answer = await unless_disconnected(request, _answer(recommender, query))
     fallback = answer.fallback_reason is not None
     return RecommendationResponse(
         items=[
@@ -75,10 +84,11 @@ def to_query(body: RecommendationRequest, settings: Settings, request_id: str) -
     Raises:
         RequestInvalidError: a value is above its limit, or the beam is narrower than ``k``.
     """
-    if len(body.history) > settings.max_history:
+    history = body.history or []
+    if len(history) > settings.max_history:
         raise RequestInvalidError(
             ("body", "history"),
-            f"{len(body.history)} entries, at most {settings.max_history}: send the latest ones",
+            f"{len(history)} entries, at most {settings.max_history}: send the latest ones",
         )
     if body.k > settings.max_k:
         raise RequestInvalidError(("body", "k"), f"at most {settings.max_k}")
@@ -89,4 +99,11 @@ def to_query(body: RecommendationRequest, settings: Settings, request_id: str) -
         raise RequestInvalidError(("body", "beam_width"), f"at most {settings.max_beam_width}")
     elif beam_width < body.k:
         raise RequestInvalidError(("body", "beam_width"), f"at least k, which is {body.k}")
-    return Query(body.history, body.k, beam_width, body.exclude_history, request_id)
+    return Query(history, body.k, beam_width, body.exclude_history, request_id, body.query)
+
+
+async def _answer(recommender: Recommender, query: Query) -> Recommendation:
+    try:
+        return await recommender.recommend(query)
+    except QueryUnreadableError as error:
+        raise RequestInvalidError(("body", "query"), str(error)) from error
