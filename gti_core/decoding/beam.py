@@ -81,11 +81,16 @@ class BeamSearch:
         self._index = index
         self._vocabulary = vocabulary
         self._admissible = admissible
-        self._beam_width = beam_width
+        self.beam_width = beam_width
         self.level = 0
         self.parents: list[int] = []
         """For each prefix of the frontier, its place in the frontier of the level before."""
         self.frontier: list[Beam] = [Beam((), 0.0, 0, len(index))] if admissible.total else []
+
+    @property
+    def levels(self) -> int:
+        """L, codes per SID."""
+        return self._index.levels
 
     @property
     def done(self) -> bool:
@@ -126,7 +131,7 @@ class BeamSearch:
         if np.isnan(score).any():
             raise DecodingError(f"NaN log-probability at level {self.level}")
         lo = np.concatenate(los)
-        best = np.lexsort((lo, -score))[: self._beam_width]
+        best = np.lexsort((lo, -score))[: self.beam_width]
         parent, code, hi = np.concatenate(beam_of), np.concatenate(codes), np.concatenate(his)
         self.frontier = [
             Beam(

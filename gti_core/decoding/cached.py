@@ -2,6 +2,7 @@
 
 The prompts are read once; per level only the beams' last codes are computed. This is the
 pipeline's evaluator and the service's reference engine; `gti_core.decoding.beam` holds the search.
+Where the attention allows it, the beams share their prompt's cache (`gti_core.decoding.tree`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import torch
 from torch import Tensor
 
 from gti_core.decoding.beam import BeamSearch
+from gti_core.decoding.tree import attention_window, columns_needed, run_tree
 from gti_core.errors import DecodingError
 from gti_core.lm import SidLM
 
 
-@torch.inference_mode()
 def run_searches(
     lm: SidLM, prompts: Sequence[Sequence[int]], searches: Sequence[BeamSearch]
 ) -> None:
@@ -38,6 +39,21 @@ def run_searches(
     live = [i for i, search in enumerate(searches) if not search.done]
     if not live:
         return
+    window = attention_window(lm.backbone)
+    if window is None or columns_needed(prompts, searches) <= window:
+        run_tree(lm, [prompts[i] for i in live], [searches[i] for i in live])
+    else:
+        _run_copies(lm, prompts, searches, live)
+
+
+@torch.inference_mode()
+def _run_copies(
+    lm: SidLM,
+    prompts: Sequence[Sequence[int]],
+    searches: Sequence[BeamSearch],
+    live: Sequence[int],
+) -> None:
+    """As `run_searches`, with a copy of the prompt's cache per beam."""
     width = max(len(prompts[i]) for i in live)
     # Padding on the left, hidden by the mask, so that every row continues at the same column.
     ids = torch.zeros(len(live), width, dtype=torch.int64)

@@ -146,11 +146,13 @@ def spectrum_figure(diagnosis: Diagnosis) -> bytes:
             seen = np.concatenate([s.spectrum for p in part for s in p.side.snapshots])
             least = float(seen[seen >= _LEAST_SHARE].min(initial=1.0))
             longest = max(
-                int((s.spectrum >= _LEAST_SHARE).sum()) for p in part for s in p.side.snapshots
+                max(1, int((s.spectrum >= _LEAST_SHARE).sum()))
+                for p in part
+                for s in p.side.snapshots
             )
             axes.set_yscale("log")
             axes.set_ylim(min(least / 2, 0.1), 1.3)
-            axes.set_xlim(1 - 0.02 * longest, 1 + 1.02 * longest)
+            axes.set_xlim(1 - 0.02 * longest, 1.02 * longest)
             # The default formatter writes powers as formulas.
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.yaxis.set_minor_formatter(NullFormatter())
@@ -215,6 +217,8 @@ def rsa_figure(diagnosis: Diagnosis) -> bytes:
             values = [_value(r, measure) or 0.0 for _, s in bars for r in _every_rsa(s)]
             least, most = min(0.0, *values), max(0.0, *values)
             room = max(most - least, 0.2)
+            ticks = MaxNLocator(5).tick_values(least, most)
+            axes.set_xticks([tick for tick in ticks if -1 <= tick <= 1])
             axes.set_xlim(least - 0.06 * room, most + 0.5 * room)
             axes.axvline(0, color="#666666", linewidth=0.8)
             axes.set_title(f"{measure.capitalize()} correlation", loc="left")

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gti_core.errors import DataError
+from gti_core.errors import DataError, PipelineError
 from gti_core.evaluation.baselines import _flat, _top
 from gti_core.evaluation.metrics import ndcg_at_k
 from gti_core.types import LongArray
@@ -105,6 +105,7 @@ class SasRec:
     Raises:
         DataError: a row outside 0..N-1, no target to learn, or histories and validation targets
             that differ in number.
+        PipelineError: the library is not installed.
     """
 
     def __init__(
@@ -134,7 +135,6 @@ class SasRec:
             torch.manual_seed(seed)
             self._model = _network(items, self.config)
             self._fit(targets, validation, progress)
-        self._model.eval()
 
     def rank(
         self, histories: Sequence[Sequence[int]], k: int, exclude_seen: bool = True
@@ -274,9 +274,13 @@ def _hidden(model: nn.Module, windows: _Windows) -> torch.Tensor:
 
 
 def _network(items: int, config: SasRecConfig) -> nn.Module:
-    # Takes seconds to import, with every other model of the library.
-    from cornac.models.sasrec.sasrec import SASRecModel  # type: ignore[import-untyped]
-
+    try:
+        # Takes seconds: every other model of the library is imported with it.
+        from cornac.models.sasrec.sasrec import SASRecModel  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise PipelineError(
+            f"SASRec needs the cornac library of requirements/dev.lock, which is not here: {error}"
+        ) from error
     network: nn.Module = SASRecModel(
         items,
         embedding_dim=config.width,

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gti_core.decoding import BeamSearch, ConstraintIndex, exhaustive_search
-from gti_core.decoding.cached import run_searches
+from gti_core.decoding.cached import _run_copies, run_searches
+from gti_core.decoding.tree import attention_window, columns_needed, run_tree
 from gti_core.errors import DecodingError
 from gti_core.lm import SidLM
 from gti_core.testing import FAMILIES, VOCABULARY, tiny_model
@@ -70,6 +71,31 @@ def test_a_narrow_beam_in_a_batch_equals_the_same_beam_alone():
         run_searches(lm, [prompt], [alone])
         assert [b.prefix for b in alone.frontier] == [b.prefix for b in search.frontier]
         assert len(alone.frontier) == width
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sharing_the_prompt_equals_copying_it(family):
+    lm = build(family, True)
+    sids = catalogue(6, 45)
+    index = ConstraintIndex(np.array(sids, dtype=np.int32))
+    prompts = [[4, 9, 12, 13], [8], [9, VOCABULARY + 2, VOCABULARY + 5, VOCABULARY + 10, 3]]
+    widths = (3, 1, 9)
+    shared = [BeamSearch(index, VOCAB, index.admissible([2, 5]), w) for w in widths]
+    copied = [BeamSearch(index, VOCAB, index.admissible([2, 5]), w) for w in widths]
+    if family == "gpt_neo":
+        assert attention_window(lm.backbone) == 16
+        assert columns_needed(prompts, shared) > 16
+        lm.backbone.config.window_size = 64
+        for block in lm.backbone.transformer.h:
+            attention = block.attn.attention
+            attention.bias = torch.ones_like(attention.bias).tril()
+    run_tree(lm, prompts, shared)
+    _run_copies(lm, prompts, copied, range(3))
+    for one, other in zip(shared, copied, strict=True):
+        assert [beam.prefix for beam in one.frontier] == [beam.prefix for beam in other.frontier]
+        assert [beam.logprob for beam in one.frontier] == pytest.approx(
+            [beam.logprob for beam in other.frontier], abs=2e-4
+        )
 
 
 def test_an_empty_prompt_is_refused():

@@ -31,7 +31,7 @@ from gti_core.tuning.config import LoopConfig
 from gti_core.tuning.lora import LoraOptions
 from service.cli import app
 
-HOSTILE = "<script>alert(1)</script> \"&' $x^{ _"
+HOSTILE = "<script>alert(1)</script> \"&' $x^{$ _"
 
 
 @pytest.fixture(scope="module")

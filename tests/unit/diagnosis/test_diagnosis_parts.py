@@ -117,6 +117,8 @@ def test_centred_rows_lose_their_mean_and_collapsed_rows_vanish():
     assert centred(np.array([[1, 4], [3, 0]], np.float32)).tolist() == [[-1, 2], [1, -2]]
     row = normal(7, 1, 50)
     assert not centred(np.repeat(row, 33, axis=0)).any()
+    assert not centred(row + 1e-8 * normal(8, 33, 50).astype(float)).any(), "rounding only"
+    assert centred(row + 1e-4 * normal(8, 33, 50)).any()
     assert centred(np.zeros((0, 4), np.float32)).shape == (0, 4)
 
 

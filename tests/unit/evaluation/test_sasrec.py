@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from gti_core.errors import DataError
+from gti_core.errors import DataError, PipelineError
 from gti_core.evaluation.baselines import Ranker
 from gti_core.evaluation.metrics import evaluate_rankings
 from gti_core.evaluation.sasrec import SasRec, SasRecConfig, SasRecEpoch
@@ -51,7 +52,7 @@ def test_order_decides_not_only_the_last_item() -> None:
     rising = [_cycle(start, 5) for start in range(ITEMS)]
     falling = [_cycle(start, 5, step=-1) for start in range(ITEMS)]
 
-    ranker, _ = _train(rising * 2 + falling * 2, epochs=40)
+    ranker, _ = _train(rising + falling, epochs=40)
 
     assert ranker.rank([[3, 4, 5], [7, 6, 5]], 1).tolist() == [[6], [4]]
 
@@ -81,6 +82,9 @@ def test_only_the_last_items_of_a_history_count(cyclic: SasRec) -> None:
         cyclic.rank([[7, 7, *tail], [8, *tail]], 5, exclude_seen=False).tolist()
         == cyclic.rank([tail] * 2, 5, exclude_seen=False).tolist()
     )
+    # max_length is 6: the sixth last item still counts.
+    others = [[first, *tail[1:]] for first in range(ITEMS)]
+    assert len(np.unique(cyclic.rank(others, ITEMS, exclude_seen=False), axis=0)) > 1
 
 
 def test_cases_do_not_depend_on_the_cases_beside_them(cyclic: SasRec) -> None:
@@ -181,3 +185,10 @@ def test_bad_requests_are_refused(cyclic: SasRec) -> None:
     for history, k in (([0], 0), ([ITEMS], 2), ([-1], 2)):
         with pytest.raises(DataError):
             cyclic.rank([history], k)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cornac.models.sasrec.sasrec", None)
+
+    with pytest.raises(PipelineError, match="cornac"):
+        SasRec([[0, 1]], ITEMS, config=SMALL)

@@ -1,0 +1,116 @@
+"""Beam search in which the beams share their prompt's keys and values.
+
+The beams of a prompt are one row of the batch: at level l the row gets one new token per beam, and
+a mask lets each see the prompt, its own ancestors and itself. Nothing is copied per beam, so a wide
+beam costs its own tokens only; `gti_core.decoding.cached` copies the cache per beam instead, which
+any attention can follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gti_core.decoding.beam import BeamSearch
+from gti_core.lm import SidLM
+
+
+def attention_window(model: Any) -> int | None:
+    """Columns that the narrowest attention layer sees; None when every layer sees all.
+
+    A window is counted in columns of the cache, which are not positions here.
+    """
+    config = model.config
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        return int(config.window_size)
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if window is None or (types is not None and "sliding_attention" not in types):
+        return None
+    return int(window)
+
+
+def columns_needed(prompts: Sequence[Sequence[int]], searches: Sequence[BeamSearch]) -> int:
+    """Columns of the cache at the end of `run_tree`, at most."""
+    width = max((search.beam_width for search in searches), default=0)
+    levels = max((search.levels for search in searches), default=0)
+    return max((len(prompt) for prompt in prompts), default=0) + (levels - 1) * width
+
+
+@torch.inference_mode()
+def run_tree(lm: SidLM, prompts: Sequence[Sequence[int]], searches: Sequence[BeamSearch]) -> None:
+    """Drive one beam search per prompt to its end.
+
+    Args:
+        lm: the model, in eval mode; no attention window below `columns_needed`.
+        prompts: B prompts of token ids below V + S, none empty; lengths may differ.
+        searches: B fresh searches, none done; advanced in place.
+    """
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    width = int(lengths.max())
+    ids = torch.zeros(len(prompts), width, dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(list(prompt))
+    # Padding on the left; a padded column sees itself, so that no row of the softmax is empty.
+    real = torch.arange(width) >= (width - lengths)[:, None]
+    sees = real[:, None, :] & torch.ones(width, width, dtype=torch.bool).tril()
+    sees |= torch.eye(width, dtype=torch.bool)
+    positions = (torch.arange(width) - (width - lengths)[:, None]).clamp_min(0)
+    hidden, cache = _forward(lm, ids, sees, positions, None)
+    logprobs = _logprobs(lm, hidden[:, -1:])
+    # Per search and beam, the columns of its codes so far.
+    columns: list[Tensor] = [torch.empty(1, 0, dtype=torch.int64) for _ in searches]
+    start = width
+    while True:
+        for row, search in enumerate(searches):
+            search.advance(logprobs[row, : len(search.frontier)])
+            columns[row] = columns[row][search.parents]
+        if searches[0].done:
+            return
+        level = searches[0].level
+        count = max(len(search.frontier) for search in searches)
+        ids = torch.zeros(len(searches), count, dtype=torch.int64)
+        sees = torch.zeros(len(searches), count, start + count, dtype=torch.bool)
+        sees[:, :, :width] = real[:, None, :]
+        own = torch.arange(count)
+        sees[:, own, start + own] = True
+        for row, search in enumerate(searches):
+            beams = len(search.frontier)
+            ids[row, :beams] = torch.tensor(
+                [lm.vocabulary.token_id(level - 1, beam.prefix[-1]) for beam in search.frontier]
+            )
+            sees[row, :beams].scatter_(1, columns[row], True)
+            columns[row] = torch.cat([columns[row], start + own[:beams, None]], dim=1)
+        positions = (lengths + level - 1)[:, None].expand(-1, count)
+        hidden, cache = _forward(lm, ids, sees, positions, cache)
+        logprobs = _logprobs(lm, hidden)
+        start += count
+
+
+def _logprobs(lm: SidLM, hidden: Tensor) -> Any:
+    """Log-probabilities over the SID rows, numpy float32 [B, W, S]."""
+    return torch.log_softmax(lm.sid_logits(hidden), dim=-1).numpy()
+
+
+def _forward(
+    lm: SidLM, ids: Tensor, sees: Tensor, positions: Tensor, cache: Any
+) -> tuple[Tensor, Any]:
+    """Last hidden states [B, W, D] of new tokens, and the cache with them added.
+
+    Args:
+        sees: [B, W, columns], True where a token attends to a column.
+    """
+    embeddings = lm.embed(ids)
+    mask = torch.zeros(sees.shape, dtype=embeddings.dtype)
+    mask.masked_fill_(~sees, torch.finfo(mask.dtype).min)
+    out = lm.backbone.base_model(
+        inputs_embeds=embeddings,
+        attention_mask=mask[:, None],
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return out.last_hidden_state, out.past_key_values
