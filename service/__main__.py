@@ -77,17 +77,22 @@ def engine_builder(settings: Settings, bundle: Bundle, context: ServingContext) 
             from service.engine.reference import ReferenceEngine
 
             return ReferenceEngine(model)
-        from service.engine.vllm_engine import VllmEngine, VllmOptions
+        from service.engine.vllm_start import VllmOptions
 
-        return VllmEngine(
-            model,
-            VllmOptions(
-                dtype=settings.vllm_dtype,
-                gpu_memory_utilization=settings.vllm_gpu_memory_utilization,
-                kv_cache_gib=settings.vllm_kv_cache_gib,
-                max_num_seqs=settings.vllm_max_num_seqs,
-            ),
+        options = VllmOptions(
+            dtype=settings.vllm_dtype,
+            gpu_memory_utilization=settings.vllm_gpu_memory_utilization,
+            kv_cache_gib=settings.vllm_kv_cache_gib,
+            max_num_seqs=settings.vllm_max_num_seqs,
+            scratch_blocks=settings.vllm_scratch_blocks,
         )
+        if settings.engine == "vllm-per-beam":
+            from service.engine.vllm_per_beam import VllmPerBeamEngine
+
+            return VllmPerBeamEngine(model, options)
+        from service.engine.vllm_engine import VllmEngine
+
+        return VllmEngine(model, options)
 
     return build
 

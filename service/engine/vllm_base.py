@@ -1,0 +1,227 @@
+"""What the vLLM engines share: one engine process, its life and its health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gti_core.types import JsonDict
+from service.engine.base import (
+    DecodeRequest,
+    EngineDeadError,
+    EngineError,
+    PromptTooLongError,
+    ServingModel,
+)
+from service.engine.vllm_start import RunningVllm, VllmOptions, build, installed_version
+
+_CHECK_TURN_S = 0.25
+
+
+class VllmProcess(ABC):
+    """A vLLM engine in a process of its own. See `service.engine.base.Engine`.
+
+    Start, decode and stop must happen in one event loop.
+
+    Args:
+        model: the version to serve.
+        options: how to run vLLM.
+    """
+
+    def __init__(self, model: ServingModel, options: VllmOptions | None = None) -> None:
+        self._model = model
+        self._options = options or VllmOptions()
+        self._llm: Any = None
+        self._process: RunningVllm | None = None
+        self._max_model_len = 0
+        self._vocab_size = 0
+        self._facts: JsonDict = {}
+        self._active_token_ids = [
+            int(row) + model.vocabulary.first_token_id
+            for row in np.flatnonzero(model.vocabulary.active_mask)
+        ]
+        self._lifecycle = asyncio.Lock()
+        self._probe: asyncio.Task[bool] | None = None
+        self._background: set[asyncio.Future[Any]] = set()
+        self._pending: set[asyncio.Task[Any]] = set()
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the engine."""
+
+    @property
+    def model(self) -> ServingModel:
+        """The version being served."""
+        return self._model
+
+    def _arguments(self) -> Mapping[str, Any]:
+        """Further arguments of vLLM's engine."""
+        return {}
+
+    @abstractmethod
+    async def _first_request(self, llm: Any) -> None:
+        """One request, which binds the engine to this loop. Raises EngineError."""
+
+    async def start(self) -> None:
+        """Load the model in a new process; the event loop stays free. A second call does nothing.
+
+        Raises:
+            EngineError: vLLM is missing, of an untested version, or can't load the model.
+        """
+        async with self._lifecycle:
+            if self._llm is not None:
+                return
+            building = asyncio.ensure_future(
+                asyncio.to_thread(build, self._model, self._options, self._arguments())
+            )
+            try:
+                running = await asyncio.shield(building)
+            except asyncio.CancelledError:
+                # The thread can't be interrupted; what it builds must not outlive this call.
+                with contextlib.suppress(EngineError):
+                    await _end(await building)
+                raise
+            try:
+                await self._warm_up(running.llm)
+            except BaseException:
+                await _end(running)
+                raise
+            self._process, self._llm = running, running.llm
+
+    async def stop(self) -> None:
+        """End the engine process; decodes under way get EngineDeadError. Idempotent."""
+        async with self._lifecycle:
+            llm, self._llm = self._llm, None
+            process, self._process = self._process, None
+            if llm is None or process is None:
+                return
+            await self._fail_pending()
+            if self._probe is not None:
+                self._probe.cancel()
+            if llm.output_handler is not None:
+                # Before the shutdown, or it would log the orderly end as a failure.
+                llm.output_handler.cancel()
+                await asyncio.wait([llm.output_handler], timeout=5.0)
+            await _end(process)
+
+    async def check(self) -> None:
+        """Ask the engine process for a sign of life.
+
+        Raises:
+            EngineDeadError: it is gone, or did not answer within ``check_timeout_s``.
+        """
+        llm = self._running()
+        if self._probe is None or self._probe.done():
+            # One probe at a time: a stopped process must not pile them up.
+            self._probe = asyncio.create_task(llm.is_paused())
+            self._keep(self._probe)
+        deadline = time.monotonic() + self._options.check_timeout_s
+        while not self._probe.done() and not llm.errored and time.monotonic() < deadline:
+            # vLLM leaves a probe unanswered when its process dies, hence the short turns.
+            await asyncio.wait([self._probe], timeout=_CHECK_TURN_S)
+        if llm.errored:
+            raise EngineDeadError("the engine process is gone")
+        if not self._probe.done():
+            raise EngineDeadError(
+                f"the engine process has not answered for {self._options.check_timeout_s:g} s"
+            )
+        if error := None if self._probe.cancelled() else self._probe.exception():
+            raise EngineDeadError(f"the engine process does not answer: {error}")
+
+    def info(self) -> JsonDict:
+        """Facts about the engine. Before `start` only the name and the version."""
+        return {"engine": self.name, "vllm_version": installed_version(), **self._facts}
+
+    def in_flight(self) -> int:
+        """vLLM requests submitted and not yet finished."""
+        if self._llm is None or self._llm.errored:
+            return 0
+        return int(self._llm.output_processor.get_num_unfinished_requests())
+
+    def _running(self) -> Any:
+        if self._llm is None:
+            raise EngineDeadError("the engine is not running")
+        if self._llm.errored:
+            raise EngineDeadError("the engine process is gone")
+        return self._llm
+
+    async def _warm_up(self, llm: Any) -> None:
+        """Bind the engine to this loop with one request, and read what it settled on."""
+        import torch
+
+        config = llm.vllm_config
+        self._max_model_len = int(config.model_config.max_model_len)
+        self._vocab_size = int(config.model_config.get_vocab_size())
+        if self._active_token_ids[-1] >= self._vocab_size:
+            raise EngineError(
+                f"the model in {self._model.model_dir} has {self._vocab_size} rows, the SID "
+                f"vocabulary needs token id {self._active_token_ids[-1]}"
+            )
+        await self._first_request(llm)
+        self._facts = {
+            "torch_version": torch.__version__,
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "device": config.device_config.device_type,
+            "max_model_len": self._max_model_len,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "kv_blocks": config.cache_config.num_gpu_blocks,
+            "kv_block_size": config.cache_config.block_size,
+            "model_runner": "v2" if config.use_v2_model_runner else "v1",
+        }
+
+    def _check_prompt(self, request: DecodeRequest) -> None:
+        """Raise for a prompt that vLLM would not take, or that would end its process."""
+        levels = self._model.index.levels
+        needed = len(request.prompt_token_ids) + levels
+        if needed > self._max_model_len:
+            raise PromptTooLongError(
+                f"a prompt of {len(request.prompt_token_ids)} tokens and an item of {levels} "
+                f"make {needed}; the model takes {self._max_model_len}"
+            )
+        if not request.prompt_token_ids:
+            raise EngineError("the prompt is empty")
+        # Without a tokenizer vLLM checks no token ids, and a foreign one kills its process.
+        foreign = [i for i in request.prompt_token_ids if not 0 <= i < self._vocab_size]
+        if foreign:
+            raise EngineError(
+                f"token ids {foreign[:5]} lie outside the model's vocabulary of {self._vocab_size}"
+            )
+
+    async def _fail_pending(self) -> None:
+        """Let every decode under way end with EngineDeadError."""
+        pending = list(self._pending)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+    def _keep(self, future: asyncio.Future[Any]) -> None:
+        """Hold a reference to a task until it is done, and retrieve its exception."""
+        self._background.add(future)
+
+        def forget(done: asyncio.Future[Any]) -> None:
+            self._background.discard(done)
+            if not done.cancelled():
+                done.exception()
+
+        future.add_done_callback(forget)
+
+
+def cancelled_from_outside() -> bool:
+    """True when the current task itself was cancelled, not only a task that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _end(running: RunningVllm) -> None:
+    """End an engine's processes and give back what it holds here."""
+    await asyncio.to_thread(running.shut_down)
+    # The shutdown asks the loop to close its sockets; this lets it.
+    await asyncio.sleep(0)
+    await asyncio.to_thread(running.release)

@@ -1,0 +1,176 @@
+"""vLLM with a request per beam: every beam of every level is one request of its public AsyncLLM.
+
+`BeamSearch` drives. Per level each prefix of the frontier becomes a request for one token, whose
+prompt is the user's prompt plus the prefix; ``allowed_token_ids`` narrows vLLM's softmax to the
+active SID rows, ``logprob_token_ids`` names the children whose log-probabilities come back. The
+prefix cache serves what the requests share. docs/decisions/0003-vllm-per-beam.md says why, and
+what it costs; `service.engine.vllm_engine` decodes inside the worker instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gti_core.decoding import BeamSearch, ScoredRow
+from gti_core.types import FloatArray
+from service.engine.base import (
+    DecodeRequest,
+    EngineDeadError,
+    EngineError,
+    ServingModel,
+)
+from service.engine.vllm_base import VllmProcess, cancelled_from_outside
+from service.engine.vllm_start import VllmOptions
+
+LOGPROBS_PER_REQUEST = 128
+"""Most `logprob_token_ids` of a request in vLLM; a prefix with more children takes several."""
+
+
+@dataclass(frozen=True)
+class _Query:
+    """One vLLM request: children of one prefix. ``beam`` is its place in the frontier."""
+
+    request_id: str
+    beam: int
+    prompt_token_ids: list[int]
+    children: list[int]
+
+
+class VllmPerBeamEngine(VllmProcess):
+    """Decodes with vLLM in a process of its own. See `service.engine.base.Engine`.
+
+    Start, decode and stop must happen in one event loop.
+
+    Args:
+        model: the version to serve.
+        options: how to run vLLM.
+    """
+
+    def __init__(self, model: ServingModel, options: VllmOptions | None = None) -> None:
+        super().__init__(model, options)
+        self._serial = itertools.count()
+
+    @property
+    def name(self) -> str:
+        """``vllm-per-beam``."""
+        return "vllm-per-beam"
+
+    async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
+        """Best items first. See `service.engine.base.Engine.decode`."""
+        llm = self._running()
+        self._check_prompt(request)
+        search = BeamSearch(
+            self._model.index,
+            self._model.vocabulary,
+            self._model.index.admissible(request.excluded_rows),
+            request.beam_width,
+        )
+        while not search.done:
+            search.advance(await self._score(llm, request, search))
+        return search.results(request.k)
+
+    async def _first_request(self, llm: Any) -> None:
+        query = _Query("warm-up", 0, [self._active_token_ids[0]], self._active_token_ids[:1])
+        await self._ask(llm, query)
+
+    async def _score(self, llm: Any, request: DecodeRequest, search: BeamSearch) -> FloatArray:
+        """Log-probabilities [len(frontier), S] of one level; NaN where nothing was asked."""
+        first = self._model.vocabulary.first_token_id
+        queries = list(self._queries(request, search))
+        answers = await self._ask_all(llm, queries)
+        logprobs = np.full(
+            (len(search.frontier), self._model.vocabulary.rows), np.nan, dtype=np.float32
+        )
+        for query, answer in zip(queries, answers, strict=True):
+            for token_id in query.children:
+                value = answer.get(token_id, -math.inf)
+                if not math.isfinite(value):
+                    raise EngineError(
+                        f"vLLM gave no log-probability for the allowed token {token_id} "
+                        f"(request {request.request_id}, level {search.level})"
+                    )
+                logprobs[query.beam, token_id - first] = value
+        return logprobs
+
+    def _queries(self, request: DecodeRequest, search: BeamSearch) -> Iterator[_Query]:
+        vocabulary = self._model.vocabulary
+        serial = next(self._serial)
+        for number, beam in enumerate(search.frontier):
+            prompt = [*request.prompt_token_ids, *vocabulary.token_ids(beam.prefix)]
+            children = [
+                vocabulary.token_id(search.level, code) for code in search.allowed_codes(beam)
+            ]
+            for start in range(0, len(children), LOGPROBS_PER_REQUEST):
+                yield _Query(
+                    f"{request.request_id}-{serial}-{number}-{start}",
+                    number,
+                    prompt,
+                    children[start : start + LOGPROBS_PER_REQUEST],
+                )
+
+    async def _ask_all(self, llm: Any, queries: Sequence[_Query]) -> list[Mapping[int, float]]:
+        """Answers in the order of the queries. Leaves nothing running, however it ends."""
+        tasks = [asyncio.create_task(self._ask(llm, query)) for query in queries]
+        self._pending.update(tasks)
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException as error:
+            withdrawal = asyncio.create_task(self._withdraw(llm, queries, tasks))
+            self._keep(withdrawal)
+            await asyncio.shield(withdrawal)
+            if isinstance(error, asyncio.CancelledError) and not cancelled_from_outside():
+                raise EngineDeadError("the engine was stopped") from None
+            raise
+        finally:
+            self._pending.difference_update(tasks)
+
+    async def _withdraw(
+        self, llm: Any, queries: Sequence[_Query], tasks: Sequence[asyncio.Task[Any]]
+    ) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not llm.errored:
+            # `generate` aborts its own request, except when cancelled while still submitting it.
+            await llm.abort([query.request_id for query in queries])
+
+    async def _ask(self, llm: Any, query: _Query) -> Mapping[int, float]:
+        """Log-probabilities by token id, natural logarithm, normalized over the active rows."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+        from vllm.v1.engine import exceptions
+
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            allowed_token_ids=self._active_token_ids,
+            logprob_token_ids=query.children,
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+        )
+        last = None
+        try:
+            async for output in llm.generate(
+                tokens_input(query.prompt_token_ids), params, query.request_id
+            ):
+                last = output
+        except exceptions.EngineDeadError as error:
+            raise EngineDeadError("the engine process is gone") from error
+        except (exceptions.EngineGenerateError, VLLMClientError, ValueError) as error:
+            cause = error.__cause__ or error
+            raise EngineError(f"vLLM refused request {query.request_id}: {cause}") from error
+        if last is None or not last.outputs or not last.outputs[0].logprobs:
+            raise EngineError(f"vLLM ended request {query.request_id} without an answer")
+        flat = last.outputs[0].logprobs
+        return dict(zip(flat.token_ids, flat.logprobs, strict=True))
