@@ -47,9 +47,9 @@ class Settings(BaseSettings):
     )
     engine: Literal["vllm", "vllm-per-beam", "reference", "fake"] = Field(
         "vllm",
-        description="vllm serves, beams inside its worker; vllm-per-beam makes every beam a request "
-        "(any model vLLM has); reference is the plain transformers oracle; fake has no model "
-        "and makes scores up.",
+        description="vllm serves, beams inside its worker; vllm-per-beam makes every beam a "
+        "request (any model vLLM has); reference is the plain transformers oracle; fake has no "
+        "model and makes scores up.",
     )
     data_dir: Path = Field(
         Path(".gti"), description="Folder for everything the service writes, caches included."

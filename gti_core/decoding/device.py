@@ -326,18 +326,19 @@ class _Level:
         kept = torch.arange(keys.shape[1], device=keys.device) < width[:, None]
         alive = kept & (bits > _DEAD)
         node = torch.minimum(self.first.gather(1, beam) + child, self.last.gather(1, beam) - 1)
-        node = torch.where(alive, node, 0).view(-1)
-        lo, hi = node, node + 1
+        node = torch.where(alive, node, 0)
+        edges = torch.stack([node, node + 1])
         if level < index.levels - 1:
-            lo, hi = (index.starts[level].index_select(0, edge) for edge in (lo, hi))
-        code = index.codes[level].index_select(0, node).view(alive.shape)
+            edges = index.starts[level].index_select(0, edges.view(-1)).view(edges.shape)
+        lo, hi = (edges * alive).int().unbind(0)
+        code = index.codes[level].index_select(0, node.view(-1)).view(node.shape)
         score = _ordered(bits).view(torch.float32)
         score = torch.where(score == torch.inf, torch.nan, score)
         return Step(
             self.order.gather(1, beam) * alive,
             code.long() * alive,
-            (lo.view(alive.shape) * alive).int(),
-            (hi.view(alive.shape) * alive).int(),
+            lo,
+            hi,
             torch.where(alive, score, -torch.inf),
         )
 

@@ -46,6 +46,7 @@ class VllmEngine(VllmProcess):
         """Best items first. See `service.engine.base.Engine.decode`."""
         llm = self._running()
         self._check_prompt(request)
+        self._check_search(request)
         task = asyncio.create_task(self._ask(llm, request))
         self._pending.add(task)
         try:
@@ -57,6 +58,15 @@ class VllmEngine(VllmProcess):
             raise
         finally:
             self._pending.discard(task)
+
+    def _check_search(self, request: DecodeRequest) -> None:
+        """Refuse here what the worker could only answer with a failure."""
+        if not 1 <= request.k <= request.beam_width:
+            raise EngineError(f"beam_width {request.beam_width} must be at least k {request.k}")
+        items = len(self._model.catalog)
+        foreign = [row for row in request.excluded_rows if not 0 <= row < items]
+        if foreign:
+            raise EngineError(f"there is no catalogue row {foreign[0]} among {items}")
 
     async def state(self) -> dict[str, Any]:
         """The worker's versions and counts of searches and failures."""

@@ -118,7 +118,7 @@ class BeamDecoder:
         for _ in range(1, snapshot.levels):
             alive = search.alive(rows.places)
             logprobs = []
-            for part in alive.split(rows.most_at_once):
+            for part in torch.split(alive, rows.most_at_once):
                 home = rows.place_part(len(part))
                 path = search.path.flatten(0, 1)[part]
                 hidden = self._forward(rows, part, home, path, 0)

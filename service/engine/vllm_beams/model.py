@@ -54,7 +54,8 @@ def beam_class(base: type[nn.Module], name: str) -> type[nn.Module]:
             rows = self._output[0][first : first + vocabulary.rows]
             logits = (hidden @ rows.T).float()
             logits.masked_fill_(snapshot.inactive, float("-inf"))
-            return torch.log_softmax(logits, dim=-1)
+            logprobs: Tensor = torch.log_softmax(logits, dim=-1)
+            return logprobs
 
     BeamModel.__name__ = BeamModel.__qualname__ = name
     return BeamModel
@@ -68,5 +69,6 @@ def output_matrix(model: nn.Module) -> Tensor:
     heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
     if not heads:
         embeddings = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding)]
-        return embeddings[0].weight.data
-    return heads[0].weight.data
+        heads = embeddings[:1]
+    matrix: Tensor = heads[0].weight.data
+    return matrix

@@ -63,17 +63,17 @@ class Scratch:
         self._stack = _stacked(caches)
         self._elements = _elements_of_tokens(layers[0], block_size)
 
-    def copy_tail(self, source: int, first: int, stride: int, rows: int) -> None:
+    def copy_tail(self, source: Tensor, first: int, stride: int, rows: int) -> None:
         """Copy a prompt's last block into the first block of each of ``rows`` rows.
 
         Args:
-            source: the prompt's block.
+            source: the prompt's block, [1] integer; stays on its device.
             first: the first row's first block.
             stride: blocks per row.
             rows: number of rows.
         """
         end = first + stride * rows
-        self._stack[:, first:end:stride] = self._stack[:, source : source + 1]
+        self._stack[:, first:end:stride] = self._stack[:, source.long()]
 
     def move_tokens(
         self, from_blocks: Tensor, from_offsets: Tensor, to_blocks: Tensor, to_offsets: Tensor

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from gti_core.decoding.device import DeviceIndex
+from torch import Tensor
 
 from gti_core.decoding.constraint import ConstraintIndex
+from gti_core.decoding.device import (
+    DeviceIndex,
+    Step,
+    advance,
+    batch_filters,
+    results,
+    start,
+)
 from gti_core.vocabulary import SidVocabulary
-from service.engine.vllm_beams.wire import read_snapshot
+from service.engine.vllm_beams.wire import BeamRequest, read_snapshot
 
 
 class Snapshot:
@@ -29,6 +37,7 @@ class Snapshot:
         self.version = version
         self.vocabulary = vocabulary
         self.index = index
+        self.device_index = DeviceIndex(index, device)
         self.inactive = torch.from_numpy(~vocabulary.active_mask).to(device)
         """Rows that take no part in the softmax, [S] bool."""
         self.device = device
@@ -37,10 +46,7 @@ class Snapshot:
     def load(cls, path: Path, device: torch.device) -> Snapshot:
         """Read a file of `service.engine.vllm_beams.wire.write_snapshot`."""
         version, vocabulary, sids, available = read_snapshot(path)
-        index = ConstraintIndex(sids)
-        for row in np.flatnonzero(~available):
-            index = index.retired(int(row))
-        return cls(version, vocabulary, index, device)
+        return cls(version, vocabulary, ConstraintIndex(sids, available), device)
 
     @property
     def levels(self) -> int:
@@ -49,39 +55,85 @@ class Snapshot:
 
 
 class Search:
-    def __init__(self, snapshot, requests):
-        from gti_core.decoding import BeamSearch
-        self.snapshot=snapshot; self.requests=requests
-        self.width=max(r.beam_width for r in requests)
-        idx=snapshot.index
-        self.s=[BeamSearch(idx, snapshot.vocabulary, idx.admissible(r.excluded), r.beam_width) for r in requests]
-        self.dead=[x.done for x in self.s]
-    def _sync(self):
-        Q,W=len(self.s),self.width; v=self.snapshot.vocabulary
-        lv=max((x.level for x in self.s), default=0)
-        self.path=torch.zeros(Q,W,max(lv,1),dtype=torch.int64); self.parents=torch.zeros(Q,W,dtype=torch.int64)
-        self.ok=torch.zeros(Q,W,dtype=torch.bool)
-        for q,x in enumerate(self.s):
-            if self.dead[q]: continue
-            for w,b in enumerate(x.frontier):
-                self.path[q,w]=torch.tensor(v.token_ids(b.prefix)); self.parents[q,w]=x.parents[w]; self.ok[q,w]=True
-    def advance_from_prompt(self, lp):
-        for q,x in enumerate(self.s):
-            if not self.dead[q]: x.advance(lp[q:q+1].numpy())
-        self._sync()
-    def alive(self, places): return places[self.ok.flatten()[places]]
-    def advance(self, alive, lp):
-        W=self.width
-        for q,x in enumerate(self.s):
-            if self.dead[q]: continue
-            m=(alive//W)==q
-            x.advance(lp[m].numpy())
-        self._sync()
-    def answers(self):
-        out=[]
-        for r,x,d in zip(self.requests,self.s,self.dead):
-            t=torch.full((r.k,2),-1.0,dtype=torch.float64)
-            if not d:
-                for i,f in enumerate(x.results(r.k)): t[i,0]=f.row; t[i,1]=f.logprob
-            out.append(t)
-        return out
+    """Searches of one turn, Q requests with up to W beams each; all stand at the same level.
+
+    Args:
+        snapshot: the version they run over.
+        requests: what is asked.
+    """
+
+    def __init__(self, snapshot: Snapshot, requests: Sequence[BeamRequest]) -> None:
+        device = snapshot.device
+        self._snapshot = snapshot
+        self._requests = list(requests)
+        self.width = max(request.beam_width for request in requests)
+        """W."""
+        self._filters = batch_filters(
+            snapshot.device_index,
+            [snapshot.index.filter(request.excluded) for request in requests],
+        )
+        self._widths = torch.tensor([request.beam_width for request in requests]).to(device)
+        self._beams: Step = start(snapshot.device_index, self._filters)
+        self._level = 0
+        self.path = torch.zeros(len(requests), 1, 0, dtype=torch.int64, device=device)
+        """Token ids of the codes so far, [Q, W, level]; of dead beams, any."""
+
+    @property
+    def parents(self) -> Tensor:
+        """Beam of the level before that each beam continues, [Q, W] int64."""
+        return self._beams.parent
+
+    def alive(self, places: Tensor) -> Tensor:
+        """Of some places in [Q * W], those worth computing.
+
+        On a CPU the live ones. Elsewhere all: asking would make the host wait for the device.
+        """
+        if places.device.type != "cpu":
+            return places
+        live = (self._beams.hi > self._beams.lo).flatten()
+        return places[live[places]]
+
+    def advance_from_prompt(self, logprobs: Tensor) -> None:
+        """The first level.
+
+        Args:
+            logprobs: [Q, S], log-softmax over the active SID rows after each prompt.
+        """
+        self._advance(logprobs[:, None])
+
+    def advance(self, places: Tensor, logprobs: Tensor) -> None:
+        """One more level.
+
+        Args:
+            places: computed beams, places in [Q * W], [R].
+            logprobs: their log-softmax over the active SID rows, [R, S].
+        """
+        count, width = self._beams.lo.shape
+        every = logprobs.new_zeros(count * width, logprobs.shape[1])
+        every[places] = logprobs
+        self._advance(every.view(count, width, -1))
+
+    def _advance(self, logprobs: Tensor) -> None:
+        vocabulary, level = self._snapshot.vocabulary, self._level
+        first = vocabulary.offsets[level]
+        self._beams = advance(
+            self._snapshot.device_index,
+            level,
+            self._beams.lo,
+            self._beams.hi,
+            self._beams.score,
+            logprobs[:, :, first : first + vocabulary.sizes[level]],
+            self._filters,
+            self._widths,
+            beam_width=self.width,
+        )
+        before = self.path.gather(1, self._beams.parent[:, :, None].expand(-1, -1, level))
+        tokens = vocabulary.first_token_id + first + self._beams.code
+        self.path = torch.cat([before, tokens[:, :, None]], dim=2)
+        self._level += 1
+
+    def answers(self) -> list[Tensor]:
+        """Per request [k, 2] float64: catalogue row, -1 where nothing is left, and score."""
+        rows = results(self._snapshot.device_index, self._beams, self.width)
+        found = torch.stack([rows.double(), self._beams.score.double()], dim=2)
+        return [found[q, : request.k] for q, request in enumerate(self._requests)]

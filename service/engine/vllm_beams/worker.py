@@ -26,7 +26,7 @@ class BeamWorkerMixin:
         """As vLLM's, less what the beams' blocks take."""
         available: int = super().determine_available_memory()  # type: ignore[misc]
         page = sum(spec.page_size_bytes for spec in self.get_kv_cache_spec().values())
-        left = available - page * self._scratch_blocks
+        left = available - int(page) * self._scratch_blocks
         if left <= 0:
             raise ScratchError(
                 f"{self._scratch_blocks} scratch blocks of {page} bytes leave nothing of the "

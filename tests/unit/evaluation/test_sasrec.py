@@ -47,15 +47,15 @@ def test_the_next_item_of_a_cycle_is_learnt(cyclic: SasRec) -> None:
     assert evaluate_rankings(ranker.rank(histories, 1), targets, (1,))["recall@1"] == 1.0
 
 
-def test_the_oldest_item_that_is_read_can_decide() -> None:
-    # 10 follows a history that began with 0, 11 one that began with 1; what is between is noise.
-    middle = [(x, y) for x in range(2, 6) for y in range(6, 10)]
-    histories = [[first, x, y, 10 + first] for first in (0, 1) for x, y in middle]
+def test_order_decides_and_all_that_is_read_counts() -> None:
+    # After a rise comes the next item up, after a fall the next one down: the last item alone
+    # leaves both open, and max_length allows for one more.
+    histories = [_cycle(start, 5, step) for start in range(ITEMS) for step in (1, -1)]
 
-    ranker, _ = _train(histories, max_length=3, epochs=40)
+    ranker, _ = _train(histories, max_length=2, epochs=40)
 
-    for x, y in middle:
-        assert ranker.rank([[0, x, y], [1, x, y]], 1).tolist() == [[10], [11]]
+    assert ranker.rank([[3, 4, 5], [7, 6, 5]], 1).tolist() == [[6], [4]]
+    assert ranker.rank([[11, 0], [1, 0]], 1).tolist() == [[1], [11]]
 
 
 def test_seen_items_are_left_out(cyclic: SasRec) -> None:
