@@ -1,10 +1,12 @@
 """The constraint index against a dict trie and STATIC: build, memory, changes, cost per level.
 
-    python -m bench.constraint --json constraint.json [--quick] [--static PATH]
+    python -m bench.constraint --json constraint.json [--quick] [--clock cpu] [--static PATH]
 
 Random catalogues of three levels, random log-probabilities, 50 beams, 1 and 10 requests. A level's
 time is that of masking and choosing the next beams, model and log-softmax left out; at level 0 a
-request has one row, at the others one per beam. The peers:
+request has one row, at the others one per beam. All find the same items, which is checked. On a
+machine that does other work too, ``--clock cpu`` counts the time that the one thread computes. The
+peers:
 
 - ``dict_trie``: nested dicts and a Python loop over the beams, as ``prefix_allowed_tokens_fn``
   works. It changes in place: a request under way sees every change.
@@ -35,7 +37,7 @@ import torch
 from torch import Tensor
 
 from gti_core.decoding.constraint import ConstraintIndex
-from gti_core.decoding.device import DeviceIndex, Step, advance, batch_filters, start
+from gti_core.decoding.device import DeviceIndex, Step, advance, batch_filters, results, start
 from gti_core.machine import machine
 from gti_core.types import IntArray, JsonDict
 
@@ -48,6 +50,9 @@ REQUESTS = (1, 10)
 CHANGES = 15
 
 Trie = dict[int, Any]
+
+Clock = Callable[[], float]
+"""Seconds, `time.perf_counter` or `time.thread_time`."""
 
 
 def catalogue(items: int, codes: int, more: int) -> tuple[IntArray, IntArray]:
@@ -62,25 +67,25 @@ def catalogue(items: int, codes: int, more: int) -> tuple[IntArray, IntArray]:
     return sids[:items], sids[items:]
 
 
-def milliseconds(call: Callable[[], object]) -> float:
-    """One call's wall-clock time."""
-    begun = time.perf_counter()
+def milliseconds(call: Callable[[], object], clock: Clock) -> float:
+    """One call's time."""
+    begun = clock()
     call()
-    return (time.perf_counter() - begun) * 1000
+    return (clock() - begun) * 1000
 
 
-def seconds_to(call: Callable[[], Any]) -> tuple[Any, float]:
-    """A call's result and its wall-clock time."""
+def seconds_to(call: Callable[[], Any], clock: Clock) -> tuple[Any, float]:
+    """A call's result and its time."""
     gc.collect()
-    begun = time.perf_counter()
+    begun = clock()
     made = call()
-    return made, time.perf_counter() - begun
+    return made, clock() - begun
 
 
-def repeated(call: Callable[[], Any], repeats: int) -> tuple[Any, float]:
+def repeated(call: Callable[[], Any], repeats: int, clock: Clock) -> tuple[Any, float]:
     """A call's result and the median of its times, ms, the first left out."""
     made = call()
-    return made, statistics.median(milliseconds(call) for _ in range(repeats))
+    return made, statistics.median(milliseconds(call, clock) for _ in range(repeats))
 
 
 def random_logprobs(codes: int) -> Callable[[int, int], Tensor]:
@@ -93,8 +98,10 @@ def random_logprobs(codes: int) -> Callable[[int, int], Tensor]:
     return make
 
 
-def row(structure: str, facts: JsonDict, requests: int, level_ms: list[float]) -> JsonDict:
-    """One result."""
+def row(
+    structure: str, facts: JsonDict, requests: int, level_ms: list[float], found: list[list[int]]
+) -> JsonDict:
+    """One result. ``found`` are the SIDs of the last request, for `same_items` only."""
     result = {
         "structure": structure,
         **facts,
@@ -102,26 +109,36 @@ def row(structure: str, facts: JsonDict, requests: int, level_ms: list[float]) -
         "level_ms": [round(value, 3) for value in level_ms],
     }
     logger.info("%s", json.dumps(result))
-    return result
+    return {**result, "found": found}
 
 
-# This project's index
+def same_items(rows: list[JsonDict]) -> list[JsonDict]:
+    """The rows without what they found, which must be the same wherever it can be compared."""
+    seen: dict[tuple[object, ...], list[list[int]]] = {}
+    for one in rows:
+        key = tuple(one[name] for name in ("items", "codes", "rows", "excluded"))
+        found = one.pop("found")
+        if seen.setdefault(key, found) != found:
+            raise AssertionError(f"{one['structure']} finds other items than its peers: {key}")
+    return rows
 
 
-def measure_index(sids: IntArray, more: IntArray, codes: int, repeats: int) -> Iterator[JsonDict]:
+def measure_index(
+    sids: IntArray, more: IntArray, codes: int, repeats: int, clock: Clock
+) -> Iterator[JsonDict]:
     """The index, with nothing excluded and with 100 items excluded per request."""
-    index, build_s = seconds_to(lambda: ConstraintIndex(sids))
+    index, build_s = seconds_to(lambda: ConstraintIndex(sids), clock)
     rng = np.random.default_rng(2)
     inserts, retires = [], []
     snapshot = index
     for sid in more[:CHANGES]:
-        begun = time.perf_counter()
-        snapshot = snapshot.inserted(tuple(sid.tolist()))
-        inserts.append((time.perf_counter() - begun) * 1000)
         retired = int(rng.integers(0, len(snapshot)))
-        begun = time.perf_counter()
+        begun = clock()
+        snapshot = snapshot.inserted(tuple(sid.tolist()))
+        between = clock()
         snapshot = snapshot.retired(retired)
-        retires.append((time.perf_counter() - begun) * 1000)
+        retires.append((clock() - between) * 1000)
+        inserts.append((between - begun) * 1000)
     excluded = [rng.integers(0, len(index), EXCLUDED) for _ in range(max(REQUESTS))]
     facts: JsonDict = {
         "items": len(index),
@@ -130,8 +147,8 @@ def measure_index(sids: IntArray, more: IntArray, codes: int, repeats: int) -> I
         "bytes_per_item": round(index.nbytes / len(index), 1),
         "insert_ms": round(statistics.median(inserts), 3),
         "retire_ms": round(statistics.median(retires), 3),
-        "insert_1000_ms": round(milliseconds(lambda: index.inserted_many(more[:1000])), 3),
-        "filter_ms": round(repeated(lambda: index.filter(excluded[0]), repeats)[1], 3),
+        "insert_1000_ms": round(milliseconds(lambda: index.inserted_many(more), clock), 3),
+        "filter_ms": round(repeated(lambda: index.filter(excluded[0]), repeats, clock)[1], 3),
     }
     device = DeviceIndex(index)
     for requests in REQUESTS:
@@ -146,25 +163,14 @@ def measure_index(sids: IntArray, more: IntArray, codes: int, repeats: int) -> I
             for level in range(LEVELS):
                 table = logprobs(requests, beams.lo.shape[1])
 
-                def call(level: int = level, beams: Step = beams, table: Tensor = table) -> Step:
-                    return advance(
-                        device,
-                        level,
-                        beams.lo,
-                        beams.hi,
-                        beams.score,
-                        table,
-                        filters,  # noqa: B023
-                        width,  # noqa: B023
-                        beam_width=BEAMS,
-                    )
-
-                beams, spent = repeated(call, repeats)
+                call = partial(
+                    advance, device, level, beams.lo, beams.hi, beams.score, table, filters, width
+                )
+                beams, spent = repeated(partial(call, beam_width=BEAMS), repeats, clock)
                 level_ms.append(spent)
-            yield row("gti", {**facts, "excluded": count}, requests, level_ms)
-
-
-# A dict trie
+            places = index.positions[results(device, beams, BEAMS)[-1].numpy()]
+            found = index.sids[places].tolist()
+            yield row("gti", {**facts, "excluded": count}, requests, level_ms, found)
 
 
 def build_trie(sids: IntArray) -> Trie:
@@ -206,9 +212,11 @@ def trie_bytes(node: Trie, small: int = 257) -> int:
     return total
 
 
-def measure_trie(sids: IntArray, more: IntArray, codes: int, repeats: int) -> Iterator[JsonDict]:
+def measure_trie(
+    sids: IntArray, more: IntArray, codes: int, repeats: int, clock: Clock
+) -> Iterator[JsonDict]:
     """Nested dicts, asked once per beam."""
-    trie, build_s = seconds_to(lambda: build_trie(sids))
+    trie, build_s = seconds_to(lambda: build_trie(sids), clock)
     facts: JsonDict = {
         "items": len(sids),
         "codes": codes,
@@ -216,8 +224,8 @@ def measure_trie(sids: IntArray, more: IntArray, codes: int, repeats: int) -> It
         "bytes_per_item": round(trie_bytes(trie) / len(sids), 1),
     }
     changes = more[:CHANGES].tolist()
-    inserts = [milliseconds(partial(insert, trie, sid, 0)) for sid in changes]
-    retires = [milliseconds(partial(retire, trie, sid)) for sid in changes]
+    inserts = [milliseconds(partial(insert, trie, sid, 0), clock) for sid in changes]
+    retires = [milliseconds(partial(retire, trie, sid), clock) for sid in changes]
     facts["insert_ms"] = round(statistics.median(inserts), 4)
     facts["retire_ms"] = round(statistics.median(retires), 4)
     for requests in REQUESTS:
@@ -228,16 +236,11 @@ def measure_trie(sids: IntArray, more: IntArray, codes: int, repeats: int) -> It
         for _ in range(LEVELS):
             table = logprobs(requests, len(prefixes[0]))
 
-            def call(
-                prefixes: list[list[tuple[int, ...]]] = prefixes,
-                score: Tensor = score,
-                table: Tensor = table,
-            ) -> tuple[list[list[tuple[int, ...]]], Tensor]:
-                return trie_level(trie, prefixes, score, table)
-
-            (prefixes, score), spent = repeated(call, max(3, repeats // 4))
+            call = partial(trie_level, trie, prefixes, score, table)
+            (prefixes, score), spent = repeated(call, max(3, repeats // 4), clock)
             level_ms.append(spent)
-        yield row("dict_trie", {**facts, "excluded": 0}, requests, level_ms)
+        found = [list(prefix) for prefix in prefixes[-1]]
+        yield row("dict_trie", {**facts, "excluded": 0}, requests, level_ms, found)
 
 
 def trie_level(
@@ -261,9 +264,6 @@ def trie_level(
     return following, best.values
 
 
-# STATIC
-
-
 def load_static(folder: Path | None) -> tuple[Any, Any] | None:
     """STATIC's index builder and decoder, or None."""
     if folder:
@@ -281,12 +281,12 @@ def load_static(folder: Path | None) -> tuple[Any, Any] | None:
 
 
 def measure_static(
-    static: tuple[Any, Any], sids: IntArray, codes: int, repeats: int
+    static: tuple[Any, Any], sids: IntArray, codes: int, repeats: int, clock: Clock
 ) -> Iterator[JsonDict]:
     """STATIC's loop with a model that notes the time whenever it is asked."""
     builder, decoder = static
-    ordered, sort_s = seconds_to(lambda: sids[np.lexsort(sids.T[::-1])])
-    arrays, build_s = seconds_to(lambda: builder.build_static_index(ordered, codes))
+    ordered, sort_s = seconds_to(lambda: sids[np.lexsort(sids.T[::-1])], clock)
+    arrays, build_s = seconds_to(lambda: builder.build_static_index(ordered, codes), clock)
     packed, pointers, branches, *dense = arrays
     stored = sum(array.nbytes for array in (packed, pointers, *dense))
     facts: JsonDict = {
@@ -303,17 +303,16 @@ def measure_static(
     for requests in REQUESTS:
         logprobs = random_logprobs(codes)
         tables = [logprobs(requests, beams).flatten(0, 1) for beams in (1, BEAMS, BEAMS)]
-        left, entered = [], []
+        left, entered, ends = [], [], []
 
         def model(tokens: Tensor, tables: list[Tensor] = tables) -> Tensor:
-            entered.append(time.perf_counter())  # noqa: B023
+            entered.append(clock())  # noqa: B023
             table = tables[(len(entered) - 1) % LEVELS][:, None]  # noqa: B023
-            left.append(time.perf_counter())  # noqa: B023
+            left.append(clock())  # noqa: B023
             return table
 
-        ends = []
         for _ in range(repeats + 1):
-            decoder.sparse_transition_torch(
+            found = decoder.sparse_transition_torch(
                 model,
                 requests,
                 BEAMS,
@@ -329,7 +328,7 @@ def measure_static(
                 dense_states,
                 torch.device("cpu"),
             )
-            ends.append(time.perf_counter())
+            ends.append(clock())
         level_ms = []
         for level in range(LEVELS):
             stops = ends if level == LEVELS - 1 else entered[level + 1 :: LEVELS]
@@ -338,7 +337,7 @@ def measure_static(
                 for begun, stop in zip(left[level::LEVELS], stops, strict=True)
             ]
             level_ms.append(statistics.median(spent[1:]))
-        yield row("static", facts, requests, level_ms)
+        yield row("static", facts, requests, level_ms, found[-1].tolist())
 
 
 @torch.inference_mode()
@@ -348,7 +347,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--quick", action="store_true", help="smaller catalogues, fewer repeats")
     parser.add_argument("--static", type=Path, help="folder that holds STATIC's static_decoding")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     options = parser.parse_args(arguments)
+    clock = time.perf_counter if options.clock == "wall" else time.thread_time
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -362,18 +363,19 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[JsonDict] = []
     for items, codes in cells:
         sids, more = catalogue(items, codes, 1000)
-        rows.extend(measure_index(sids, more, codes, repeats))
+        rows.extend(measure_index(sids, more, codes, repeats, clock))
         if static:
-            rows.extend(measure_static(static, sids, codes, repeats))
-        rows.extend(measure_trie(sids, more, codes, repeats))
+            rows.extend(measure_static(static, sids, codes, repeats, clock))
+        rows.extend(measure_trie(sids, more, codes, repeats, clock))
     result = {
         "benchmark": "constraint",
         "command": "python -m bench.constraint " + " ".join(arguments or sys.argv[1:]),
         "machine": {**machine(), "load_1min": round(os.getloadavg()[0], 2)},
         "levels": LEVELS,
         "beam_width": BEAMS,
+        "clock": options.clock,
         "static": static is not None,
-        "rows": rows,
+        "rows": same_items(rows),
     }
     text = json.dumps(result, indent=2)
     print(text)

@@ -34,7 +34,7 @@ _CASES_AT_A_TIME = 1024
 
 @dataclass(frozen=True)
 class SasRecConfig:
-    """Settings of `SasRec`.
+    """Settings of `SasRec`; docs/decisions/0005-sasrec.md says how the defaults were chosen.
 
     Args:
         epochs: passes over the training targets, at most.
@@ -48,12 +48,12 @@ class SasRecConfig:
         batch_size: targets per step.
     """
 
-    epochs: int = 40
-    patience: int = 5
-    width: int = 64
+    epochs: int = 20
+    patience: int = 4
+    width: int = 128
     layers: int = 2
     heads: int = 2
-    dropout: float = 0.5
+    dropout: float = 0.6
     max_length: int = 50
     learning_rate: float = 1e-3
     batch_size: int = 256

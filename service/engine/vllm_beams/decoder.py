@@ -86,7 +86,9 @@ class BeamDecoder:
     def _turn(self, prompts: Sequence[Prompt], snapshot: Snapshot) -> list[Tensor]:
         search = Search(snapshot, [prompt.request for prompt in prompts])
         hidden = torch.stack([prompt.hidden for prompt in prompts])
-        search.advance_from_prompt(self._model.sid_logprobs(hidden, snapshot))
+        logprobs = self._model.sid_logprobs(hidden, snapshot)
+        with self._model.clock.constraint:
+            search.advance_from_prompt(logprobs)
         if snapshot.levels > 1:
             rows = BeamRows(
                 [prompt.blocks for prompt in prompts],
@@ -107,23 +109,30 @@ class BeamDecoder:
         rows.place_all()
         for level in range(1, snapshot.levels):
             alive = search.alive(rows.places)
+            if not len(alive):
+                return
             if level > 1:
                 rows.follow(alive, search.parents, level - 1)
             newest = search.path[:, :, -1:].flatten(0, 1)[alive]
             hidden = self._forward(rows, alive, rows.home[alive], newest, level - 1)
-            search.advance(alive, self._model.sid_logprobs(hidden, snapshot))
+            found = self._model.sid_logprobs(hidden, snapshot)
+            with self._model.clock.constraint:
+                search.advance(alive, found)
 
     def _in_parts(self, rows: BeamRows, search: Search, snapshot: Snapshot) -> None:
         """For a beam wider than the pool: part after part, each computes its whole path anew."""
         for _ in range(1, snapshot.levels):
             alive = search.alive(rows.places)
+            if not len(alive):
+                return
             logprobs = []
             for part in torch.split(alive, rows.most_at_once):
                 home = rows.place_part(len(part))
                 path = search.path.flatten(0, 1)[part]
                 hidden = self._forward(rows, part, home, path, 0)
                 logprobs.append(self._model.sid_logprobs(hidden, snapshot))
-            search.advance(alive, torch.cat(logprobs))
+            with self._model.clock.constraint:
+                search.advance(alive, torch.cat(logprobs))
 
     def _forward(
         self, rows: BeamRows, alive: Tensor, home: Tensor, tokens: Tensor, cached: int

@@ -13,6 +13,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
+from service.engine.vllm_beams.clock import Clock
 from service.engine.vllm_beams.pooler import BeamPooler
 from service.engine.vllm_beams.snapshot import Snapshot
 
@@ -34,15 +35,18 @@ def beam_class(base: type[nn.Module], name: str) -> type[nn.Module]:
         def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
             super().__init__(vllm_config=vllm_config, prefix=prefix)
             self.pooler = BeamPooler(self, vllm_config)
+            self.clock = Clock()
             self._output: tuple[Tensor, ...] = ()
 
         def forward(self, input_ids: Any, positions: Any, *args: Any, **kwargs: Any) -> Any:
             self.pooler.note_step(get_forward_context().attn_metadata)
-            return super().forward(input_ids, positions, *args, **kwargs)
+            with self.clock.prompts:
+                return super().forward(input_ids, positions, *args, **kwargs)
 
         def beam_hidden(self, input_ids: Tensor, positions: Tensor) -> Tensor:
             """Last hidden states [R, D] of beam tokens."""
-            hidden: Tensor = super().forward(input_ids, positions)
+            with self.clock.beams:
+                hidden: Tensor = super().forward(input_ids, positions)
             return hidden
 
         def sid_logprobs(self, hidden: Tensor, snapshot: Snapshot) -> Tensor:

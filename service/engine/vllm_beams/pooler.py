@@ -34,7 +34,7 @@ class BeamPooler(Pooler):  # type: ignore[misc]
     def __init__(self, model: nn.Module, config: VllmConfig) -> None:
         super().__init__()
         # In a tuple: a module inside its own submodule would be walked without end.
-        self._model = (model,)
+        self._model: tuple[Any, ...] = (model,)
         self._config = config
         self._step: Any = None
         self._decoder: BeamDecoder | None = None
@@ -102,7 +102,8 @@ class BeamPooler(Pooler):  # type: ignore[misc]
         try:
             if self._decoder is None:
                 raise RuntimeError("there is no decoder")
-            return self._decoder.decode(prompts, self._snapshots[version])
+            with self._model[0].clock.searches:
+                return self._decoder.decode(prompts, self._snapshots[version])
         except Exception:
             self.failures += len(prompts)
             logger.exception("searches over version %d failed", version)

@@ -60,9 +60,11 @@ class BeamWorkerMixin:
         self.model_runner.get_model().pooler.discard(version)
 
     def gti_state(self) -> dict[str, Any]:
-        """Versions, counts of searches and failures, scratch blocks."""
-        pooler = self.model_runner.get_model().pooler
+        """Versions, counts of searches and failures, seconds by part, scratch blocks."""
+        model = self.model_runner.get_model()
+        pooler = model.pooler
         return {
+            "seconds": model.clock.seconds(),
             "versions": pooler.versions,
             "searches": pooler.searches,
             "failures": pooler.failures,

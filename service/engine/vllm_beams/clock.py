@@ -1,0 +1,38 @@
+"""How long the worker spends where, as the host sees it."""
+
+from __future__ import annotations
+
+import time
+
+
+class Stretch:
+    """Seconds spent inside a ``with`` block, over all its uses.
+
+    On a GPU a forward pass only starts kernels, so the figure is the host's share there.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.times = 0
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._began
+        self.times += 1
+
+
+class Clock:
+    """The worker's stretches: the model on prompts, the model on beams, whole searches."""
+
+    def __init__(self) -> None:
+        self.prompts = Stretch()
+        self.beams = Stretch()
+        self.searches = Stretch()
+        self.constraint = Stretch()
+
+    def seconds(self) -> dict[str, float]:
+        """Name -> seconds so far."""
+        return {name: stretch.seconds for name, stretch in vars(self).items()}
