@@ -63,7 +63,7 @@ def cells_for(engine: str, quick: bool, widths: tuple[int, ...]) -> list[Cell]:
     cells = []
     for width in widths:
         for concurrency in CONCURRENCIES[:2] if slow else CONCURRENCIES:
-            requests = max(3 if slow else 10, concurrency)
+            requests = max(10 if engine == "in_engine" else 3, concurrency)
             if engine == "in_engine" and concurrency > 1:
                 requests = 2 * concurrency
             cells.append(Cell(width, concurrency, requests))
@@ -83,8 +83,11 @@ async def measure_ours(
             await _ask(engine, iter(prompts(1)), cell.width, [])
             cold = prompts(cell.requests)
             results.append(await _cell(engine, name, cell, cold, "cold"))
+            if name == "per_beam" and cell.concurrency > 1:
+                continue  # minutes each, for what one user shows as well
             # The same users come back with one more item.
-            warm = [prompt + extra[-3:] for prompt, extra in zip(cold, prompts(len(cold)), strict=True)]
+            more = prompts(len(cold))
+            warm = [prompt + extra[-3:] for prompt, extra in zip(cold, more, strict=True)]
             results.append(await _cell(engine, name, cell, warm, "warm"))
     finally:
         await engine.stop()

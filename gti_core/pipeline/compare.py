@@ -237,7 +237,13 @@ class Comparison:
             case _:
                 from gti_core.evaluation.sasrec import SasRec
 
-                return SasRec(train, count, seed=seed)
+                rows = self.tokens.prepared.rows
+                valid = self.tokens.prepared.split.valid
+                judges = (
+                    [[rows[i] for i in case.history] for case in valid],
+                    [rows[case.target] for case in valid],
+                )
+                return SasRec(train, count, seed=seed, validation=judges if valid else None)
 
     def _rank(self, tuned: Stage, name: str) -> LongArray:
         finetuned = load_finetuned(tuned.folder)

@@ -258,6 +258,11 @@ def build(
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from service.engine.vllm_beams.plugin import register as register_beam_classes
+
+    if pooling:
+        # vLLM loads the plugin too, but a second engine started at the same time does not wait.
+        register_beam_classes()
     on_cpu = current_platform.is_cpu()
     arguments: dict[str, Any] = {
         "model": str(model.model_dir),

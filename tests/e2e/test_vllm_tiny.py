@@ -65,7 +65,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, 
     tied_model = tiny_serving_model(tmp_path_factory.mktemp("tied"), tied=True, seed=1)
     # A pool so small that wide beams run in parts, and few requests fit it together.
     untied = VllmEngine(
-        untied_model, VllmOptions(dtype="float32", kv_cache_gib=0.0625, scratch_blocks=60)
+        untied_model, VllmOptions(dtype="float32", kv_cache_gib=0.0625, scratch_blocks=128)
     )
     tied = VllmEngine(
         tied_model, VllmOptions(dtype="bfloat16", kv_cache_gib=0.0625, check_timeout_s=2.0)

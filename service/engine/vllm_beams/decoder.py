@@ -22,6 +22,9 @@ from service.engine.vllm_beams.scratch import Scratch
 from service.engine.vllm_beams.snapshot import Search, Snapshot
 from service.engine.vllm_beams.wire import BeamRequest
 
+SPLIT_ROWS = 96
+"""Fewest rows for which a second, smaller pass is cheaper than one over all (two cores)."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -113,11 +116,39 @@ class BeamDecoder:
                 return
             if level > 1:
                 rows.follow(alive, search.parents, level - 1)
-            newest = search.path[:, :, -1:].flatten(0, 1)[alive]
-            hidden = self._forward(rows, alive, rows.home[alive], newest, level - 1)
-            found = self._model.sid_logprobs(hidden, snapshot)
+            if level == snapshot.levels - 1 and self._worth_splitting(alive):
+                alive, found = self._best_first(rows, alive, search, snapshot)
+            else:
+                found = self._newest(rows, alive, search, snapshot)
             with self._model.clock.constraint:
                 search.advance(alive, found)
+
+    def _worth_splitting(self, alive: Tensor) -> bool:
+        """On a CPU, where a pass costs what its rows cost; not for few rows, nor on a GPU, where
+        the host would have to wait for the scores."""
+        return alive.device.type == "cpu" and len(alive) >= SPLIT_ROWS
+
+    def _best_first(
+        self, rows: BeamRows, alive: Tensor, search: Search, snapshot: Snapshot
+    ) -> tuple[Tensor, Tensor]:
+        """The last level in two passes: the better half of each beam, then what can still win."""
+        better = alive % search.width < search.width // 2
+        first, rest = alive[better], alive[~better]
+        found = self._newest(rows, first, search, snapshot)
+        with self._model.clock.constraint:
+            rest = search.hopeful(first, found, rest)
+        if not len(rest):
+            return first, found
+        more = self._newest(rows, rest, search, snapshot)
+        return torch.cat([first, rest]), torch.cat([found, more])
+
+    def _newest(self, rows: BeamRows, alive: Tensor, search: Search, snapshot: Snapshot) -> Tensor:
+        """Log-probabilities [R, S] after the newest code of some rows."""
+        newest = search.path[:, :, -1:].flatten(0, 1)[alive]
+        cached = search.path.shape[2] - 1
+        hidden = self._forward(rows, alive, rows.home[alive], newest, cached)
+        logprobs: Tensor = self._model.sid_logprobs(hidden, snapshot)
+        return logprobs
 
     def _in_parts(self, rows: BeamRows, search: Search, snapshot: Snapshot) -> None:
         """For a beam wider than the pool: part after part, each computes its whole path anew."""

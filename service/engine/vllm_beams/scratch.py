@@ -7,6 +7,7 @@ the survivors take over the codes of their parents.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,3 +141,29 @@ def _elements_of_tokens(layer: Any, block_size: int) -> tuple[Tensor, Tensor, Te
     if not bool((table[:, :, 0] == head).all()):
         raise ScratchError("tokens are spread unevenly over the heads")
     return head, table[:, :, 1], table[:, :, 2]
+
+
+def enlarged(kv_cache_config: Any, more: int) -> Any:
+    """A copy of vLLM's KV cache configuration with ``more`` blocks.
+
+    Raises:
+        ScratchError: several groups of layers, or an arrangement of blocks that is not known.
+    """
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        raise ScratchError(
+            f"{len(kv_cache_config.kv_cache_groups)} groups of attention layers; models with "
+            "mixed attention are not supported"
+        )
+    bigger = copy.deepcopy(kv_cache_config)
+    blocks = kv_cache_config.num_blocks
+    bigger.num_blocks = blocks + more
+    for tensor in bigger.kv_cache_tensors:
+        if tensor.size % blocks or tensor.offset:
+            raise ScratchError(f"a KV cache of {tensor.size} bytes in {blocks} blocks")
+        tensor.size = tensor.size // blocks * (blocks + more)
+        if tensor.layer_stride == tensor.block_stride * blocks:
+            # Each layer has a region of its own.
+            tensor.layer_stride = tensor.block_stride * (blocks + more)
+        elif len(tensor.layers) > 1 and tensor.layer_stride >= tensor.block_stride:
+            raise ScratchError("the KV cache's layers are arranged in an unknown way")
+    return bigger

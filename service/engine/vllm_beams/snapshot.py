@@ -73,6 +73,7 @@ class Search:
             [snapshot.index.filter(request.excluded) for request in requests],
         )
         self._widths = torch.tensor([request.beam_width for request in requests]).to(device)
+        self._wanted = torch.tensor([request.k for request in requests]).to(device)
         self._beams: Step = start(snapshot.device_index, self._filters)
         self._level = 0
         self.path = torch.zeros(len(requests), 1, 0, dtype=torch.int64, device=device)
@@ -108,15 +109,39 @@ class Search:
             places: computed beams, places in [Q * W], [R].
             logprobs: their log-softmax over the active SID rows, [R, S].
         """
-        count, width = self._beams.lo.shape
-        every = logprobs.new_zeros(count * width, logprobs.shape[1])
-        every[places] = logprobs
-        self._advance(every.view(count, width, -1))
+        self._advance(self._spread(places, logprobs))
 
-    def _advance(self, logprobs: Tensor) -> None:
+    def hopeful(self, places: Tensor, logprobs: Tensor, rest: Tensor) -> Tensor:
+        """Before the last level: which further beams can still reach their request's best k.
+
+        A log-probability adds at most 0, so a beam below the k-th best item found so far has
+        nothing to add. The best k are the same with and without it.
+
+        Args:
+            places: beams computed so far, places in [Q * W], [R].
+            logprobs: their log-softmax over the active SID rows, [R, S].
+            rest: beams not computed yet, places.
+
+        Returns:
+            Those of ``rest`` that are worth computing.
+        """
+        found = self._step(self._spread(places, logprobs))
+        last = self._wanted[:, None] - 1
+        bound = found.score.gather(1, last.clamp_max(found.score.shape[1] - 1))
+        reach = (self._beams.score >= bound).flatten()
+        return rest[reach[rest]]
+
+    def _spread(self, places: Tensor, logprobs: Tensor) -> Tensor:
+        """[Q, W, S], -inf where nothing was computed: behind all that was."""
+        count, width = self._beams.lo.shape
+        every = logprobs.new_full((count * width, logprobs.shape[1]), -torch.inf)
+        every[places] = logprobs
+        return every.view(count, width, -1)
+
+    def _step(self, logprobs: Tensor) -> Step:
         vocabulary, level = self._snapshot.vocabulary, self._level
         first = vocabulary.offsets[level]
-        self._beams = advance(
+        return advance(
             self._snapshot.device_index,
             level,
             self._beams.lo,
@@ -127,6 +152,11 @@ class Search:
             self._widths,
             beam_width=self.width,
         )
+
+    def _advance(self, logprobs: Tensor) -> None:
+        vocabulary, level = self._snapshot.vocabulary, self._level
+        first = vocabulary.offsets[level]
+        self._beams = self._step(logprobs)
         before = self.path.gather(1, self._beams.parent[:, :, None].expand(-1, -1, level))
         tokens = vocabulary.first_token_id + first + self._beams.code
         self.path = torch.cat([before, tokens[:, :, None]], dim=2)

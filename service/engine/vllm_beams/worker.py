@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 from service.engine.vllm_beams.decoder import BeamDecoder
-from service.engine.vllm_beams.scratch import Scratch, ScratchError
+from service.engine.vllm_beams.scratch import Scratch, ScratchError, enlarged
 from service.engine.vllm_beams.snapshot import Snapshot
 
 SCRATCH_BLOCKS = "gti_scratch_blocks"
@@ -74,29 +73,3 @@ class BeamWorkerMixin:
     @property
     def _scratch_blocks(self) -> int:
         return int(self.vllm_config.additional_config[SCRATCH_BLOCKS])
-
-
-def enlarged(kv_cache_config: Any, more: int) -> Any:
-    """A copy of vLLM's KV cache configuration with ``more`` blocks.
-
-    Raises:
-        ScratchError: several groups of layers, or an arrangement of blocks that is not known.
-    """
-    if len(kv_cache_config.kv_cache_groups) != 1:
-        raise ScratchError(
-            f"{len(kv_cache_config.kv_cache_groups)} groups of attention layers; models with "
-            "mixed attention are not supported"
-        )
-    bigger = copy.deepcopy(kv_cache_config)
-    blocks = kv_cache_config.num_blocks
-    bigger.num_blocks = blocks + more
-    for tensor in bigger.kv_cache_tensors:
-        if tensor.size % blocks or tensor.offset:
-            raise ScratchError(f"a KV cache of {tensor.size} bytes in {blocks} blocks")
-        tensor.size = tensor.size // blocks * (blocks + more)
-        if tensor.layer_stride == tensor.block_stride * blocks:
-            # Each layer has a region of its own.
-            tensor.layer_stride = tensor.block_stride * (blocks + more)
-        elif len(tensor.layers) > 1 and tensor.layer_stride >= tensor.block_stride:
-            raise ScratchError("the KV cache's layers are arranged in an unknown way")
-    return bigger
