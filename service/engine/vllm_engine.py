@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from gti_core.decoding import ScoredRow
+from gti_core.types import JsonDict
 from service.engine.base import DecodeRequest, EngineDeadError, EngineError, ServingModel
 from service.engine.vllm_base import VllmProcess, cancelled_from_outside
 from service.engine.vllm_beams.wire import ARCHITECTURES, FAILED, BeamRequest, write_snapshot
@@ -36,6 +37,8 @@ class VllmEngine(VllmProcess):
     def __init__(self, model: ServingModel, options: VllmOptions | None = None) -> None:
         super().__init__(model, options)
         self._serial = itertools.count()
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
 
     @property
     def name(self) -> str:
@@ -67,6 +70,14 @@ class VllmEngine(VllmProcess):
         foreign = [row for row in request.excluded_rows if not 0 <= row < items]
         if foreign:
             raise EngineError(f"there is no catalogue row {foreign[0]} among {items}")
+
+    def info(self) -> JsonDict:
+        """Facts about the engine, and prompt tokens so far, all and from the prefix cache."""
+        return {
+            **super().info(),
+            "prompt_tokens": self._prompt_tokens,
+            "cached_prompt_tokens": self._cached_tokens,
+        }
 
     async def state(self) -> dict[str, Any]:
         """The worker's versions and counts of searches and failures."""
@@ -136,6 +147,8 @@ class VllmEngine(VllmProcess):
             raise EngineError(f"vLLM refused request {request_id}: {cause}") from error
         if last is None:
             raise EngineError(f"vLLM ended request {request_id} without an answer")
+        self._prompt_tokens += len(request.prompt_token_ids)
+        self._cached_tokens += last.num_cached_tokens
         return self._rows(request, last.outputs.data)
 
     def _rows(self, request: DecodeRequest, answer: Any) -> list[ScoredRow]:

@@ -107,7 +107,7 @@ def assert_same(got: Sequence[ScoredRow], want: Sequence[ScoredRow], tolerance: 
 
 
 def core_process(served: Served) -> psutil.Process:
-    """vLLM's EngineCore process of one engine; its worker is a child of that."""
+    """vLLM's EngineCore process of one engine; its worker runs inside it."""
     (process,) = served.engine._llm.engine_core.resources.engine_manager.processes
     return psutil.Process(process.pid)
 
@@ -300,7 +300,12 @@ def test_a_prefix_in_the_cache_changes_nothing(untied: Served) -> None:
     prompt = [7 + (11 * i) % 80 for i in range(80)]
     untied.loop.run(untied.engine._llm.reset_prefix_cache())
     request = DecodeRequest("prefix", prompt, k=20, beam_width=20)
-    cold, warm = untied.decode(request), untied.decode(request)
+    before = untied.engine.info()["cached_prompt_tokens"]
+    cold = untied.decode(request)
+    assert untied.engine.info()["cached_prompt_tokens"] == before
+    warm = untied.decode(request)
+    # Two full blocks of 32 tokens.
+    assert untied.engine.info()["cached_prompt_tokens"] == before + 64
     assert_same(warm, cold, 1e-5)
     assert_same(cold, untied.oracle.decode(request), 1e-3)
     assert untied.loop.run(untied.engine.state())["failures"] == 0
@@ -333,7 +338,6 @@ def test_a_stopped_process_fails_the_check_and_recovers(tied: Served) -> None:
 def test_a_killed_process_fails_everything_under_way(tied: Served) -> None:
     core = core_process(tied)
     workers = core.children(recursive=True)
-    assert workers
 
     async def kill_during_decodes() -> list[object]:
         tasks = [
@@ -358,7 +362,7 @@ def test_a_killed_process_fails_everything_under_way(tied: Served) -> None:
 def test_stop_is_idempotent_and_leaves_no_process(untied: Served, tied: Served) -> None:
     core = core_process(untied)
     processes = [core, *core.children(recursive=True)]
-    assert len(alive(processes)) >= 2
+    assert alive(processes)
 
     async def stop_during_decodes() -> list[object]:
         tasks = [
