@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from service.engine.vllm_beams.decoder import BeamDecoder
 from service.engine.vllm_beams.scratch import Scratch, ScratchError, enlarged
 from service.engine.vllm_beams.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
 
 SCRATCH_BLOCKS = "gti_scratch_blocks"
 """Key of vLLM's ``additional_config``: KV blocks for beams."""
@@ -21,17 +24,27 @@ class BeamWorkerMixin:
     model_runner: Any
     get_kv_cache_spec: Any
 
+    _room: int | None = None
+
     def determine_available_memory(self) -> int:
-        """As vLLM's, less what the beams' blocks take."""
+        """As vLLM's, less what the beams' blocks take: what was asked for, at most half."""
         available: int = super().determine_available_memory()  # type: ignore[misc]
-        page = sum(spec.page_size_bytes for spec in self.get_kv_cache_spec().values())
-        left = available - int(page) * self._scratch_blocks
-        if left <= 0:
+        page = sum(int(spec.page_size_bytes) for spec in self.get_kv_cache_spec().values())
+        asked = int(self.vllm_config.additional_config[SCRATCH_BLOCKS])
+        self._room = min(asked, available // 2 // page)
+        if self._room < 2:
             raise ScratchError(
-                f"{self._scratch_blocks} scratch blocks of {page} bytes leave nothing of the "
-                f"{available} bytes for prompts"
+                f"{available} bytes of KV cache are too few: two blocks for beams take {2 * page}"
             )
-        return left
+        if self._room < asked:
+            logger.warning(
+                "%d scratch blocks instead of %d, half of a KV cache of %d MiB; wide beams will "
+                "run in parts",
+                self._room,
+                asked,
+                available >> 20,
+            )
+        return available - page * self._room
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocate the KV cache with the beams' blocks behind those that vLLM schedules."""
@@ -72,4 +85,6 @@ class BeamWorkerMixin:
 
     @property
     def _scratch_blocks(self) -> int:
-        return int(self.vllm_config.additional_config[SCRATCH_BLOCKS])
+        if self._room is None:
+            raise ScratchError("the KV cache is made before its size is known")
+        return self._room
