@@ -33,11 +33,15 @@ def test_it_equals_the_oracle_and_leaves_nothing_running(tmp_path: Path) -> None
     async def cancelled() -> None:
         request = DecodeRequest("gone", PROMPT, k=10, beam_width=100)
         task = asyncio.create_task(engine.decode(request))
-        while engine.in_flight() < 100:
+        for _ in range(10_000):
+            if engine.in_flight() >= 100:
+                break
             await asyncio.sleep(0.001)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        while engine.in_flight():
+        for _ in range(1_000):
+            if not engine.in_flight():
+                break
             await asyncio.sleep(0.01)
 
     with LoopThread() as loop:
