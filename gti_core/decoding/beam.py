@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gti_core.decoding.constraint import Admissible, ConstraintIndex
+from gti_core.decoding.filters import Filter
 from gti_core.errors import DecodingError
 from gti_core.types import FloatArray, Sid
 from gti_core.vocabulary import SidVocabulary
@@ -73,7 +74,7 @@ class BeamSearch:
         self,
         index: ConstraintIndex,
         vocabulary: SidVocabulary,
-        admissible: Admissible,
+        admissible: Admissible | Filter,
         beam_width: int,
     ) -> None:
         if beam_width < 1:
@@ -159,7 +160,7 @@ def beam_search(
     score: ScoreFunction,
     index: ConstraintIndex,
     vocabulary: SidVocabulary,
-    admissible: Admissible,
+    admissible: Admissible | Filter,
     beam_width: int,
     k: int,
 ) -> list[ScoredRow]:

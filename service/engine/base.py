@@ -9,7 +9,8 @@ from typing import Protocol
 
 from gti_core.catalog import ItemCatalog
 from gti_core.decoding import ConstraintIndex, ScoredRow
-from gti_core.types import JsonDict
+from gti_core.decoding.filters import Filter
+from gti_core.types import BoolArray, JsonDict
 from gti_core.vocabulary import SidVocabulary
 
 
@@ -46,6 +47,19 @@ class ServingModel:
     version: int = 1
 
 
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """A set of items that many requests share, such as those with an attribute.
+
+    Args:
+        key: names it; within a version equal keys mean equal masks.
+        mask: bool [N] by catalogue row, True for items that may come back.
+    """
+
+    key: str
+    mask: BoolArray
+
+
 @dataclass(frozen=True)
 class DecodeRequest:
     """One constrained beam search.
@@ -56,6 +70,8 @@ class DecodeRequest:
         k: items wanted, 1 <= k <= beam_width.
         beam_width: W.
         excluded_rows: catalogue rows that must not come back.
+        included_rows: the only catalogue rows that may come back; None for all.
+        selection: items that may come back, as far as the two above let them; None for all.
     """
 
     request_id: str
@@ -63,6 +79,13 @@ class DecodeRequest:
     k: int
     beam_width: int
     excluded_rows: frozenset[int] = frozenset()
+    included_rows: frozenset[int] | None = None
+    selection: Selection | None = None
+
+    def filter(self, index: ConstraintIndex) -> Filter:
+        """Which items of a snapshot may come back. Raises DecodingError for a row it lacks."""
+        base = None if self.selection is None else index.selection(self.selection.mask)
+        return index.filter(self.excluded_rows, self.included_rows, base)
 
 
 class Engine(Protocol):

@@ -128,7 +128,7 @@ class FakeEngine:
         search = BeamSearch(
             self._model.index,
             vocabulary,
-            self._model.index.admissible(request.excluded_rows),
+            request.filter(self._model.index),
             request.beam_width,
         )
         self.running += 1

@@ -199,7 +199,7 @@ class ReferenceEngine:
         search = BeamSearch(
             self._model.index,
             self._model.vocabulary,
-            self._model.index.admissible(request.excluded_rows),
+            request.filter(self._model.index),
             request.beam_width,
         )
         cache: Any = None

@@ -13,6 +13,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ import numpy as np
 
 from gti_core.decoding import ScoredRow
 from gti_core.types import JsonDict
-from service.engine.base import DecodeRequest, EngineDeadError, EngineError, ServingModel
+from service.engine.base import (
+    DecodeRequest,
+    EngineDeadError,
+    EngineError,
+    Selection,
+    ServingModel,
+)
 from service.engine.vllm_base import VllmProcess, cancelled_from_outside
 from service.engine.vllm_beams.wire import ARCHITECTURES, FAILED, BeamRequest, write_snapshot
 from service.engine.vllm_start import TESTED_VERSIONS, VllmOptions
@@ -31,12 +38,25 @@ _USUAL_WIDTH = 20
 """Beam width that the number of prompts in one step of vLLM is sized for."""
 
 
+HELD_SELECTIONS = 64
+"""Selections that the worker keeps, 4 bytes per item each; the least recently used go first."""
+
+
+@dataclass(eq=False)
+class _Held:
+    """A selection in the worker: made once ``ready``, kept while it has users."""
+
+    ready: asyncio.Future[Any]
+    users: int = 0
+
+
 class VllmEngine(VllmProcess):
     """Decodes inside vLLM's worker. See `service.engine.base.Engine`."""
 
     def __init__(self, model: ServingModel, options: VllmOptions | None = None) -> None:
         super().__init__(model, options)
         self._serial = itertools.count()
+        self._held: dict[str, _Held] = {}
         self._prompt_tokens = 0
         self._cached_tokens = 0
 
@@ -50,7 +70,7 @@ class VllmEngine(VllmProcess):
         llm = self._running()
         self._check_prompt(request)
         self._check_search(request)
-        task = asyncio.create_task(self._ask(llm, request))
+        task = asyncio.create_task(self._ask_selected(llm, request))
         self._pending.add(task)
         try:
             return await task
@@ -67,9 +87,13 @@ class VllmEngine(VllmProcess):
         if not 1 <= request.k <= request.beam_width:
             raise EngineError(f"beam_width {request.beam_width} must be at least k {request.k}")
         items = len(self._model.catalog)
-        foreign = [row for row in request.excluded_rows if not 0 <= row < items]
+        rows = request.excluded_rows | (request.included_rows or frozenset())
+        foreign = [row for row in rows if not 0 <= row < items]
         if foreign:
             raise EngineError(f"there is no catalogue row {foreign[0]} among {items}")
+        selection = request.selection
+        if selection is not None and selection.mask.shape != (items,):
+            raise EngineError(f"a selection of shape {selection.mask.shape} for {items} items")
 
     def info(self) -> JsonDict:
         """Facts about the engine, and prompt tokens so far, all and from the prefix cache."""
@@ -121,6 +145,47 @@ class VllmEngine(VllmProcess):
             )
             await llm.collective_rpc("gti_install", args=(str(path),))
 
+    async def _ask_selected(self, llm: Any, request: DecodeRequest) -> list[ScoredRow]:
+        """Ask once the worker has the request's selection, and keep it there meanwhile."""
+        if request.selection is None:
+            return await self._ask(llm, request)
+        held = await self._hold(llm, request.selection)
+        try:
+            return await self._ask(llm, request)
+        finally:
+            held.users -= 1
+
+    async def _hold(self, llm: Any, selection: Selection) -> _Held:
+        """The selection, made in the worker, with one user more."""
+        held = self._held.pop(selection.key, None)
+        if held is None:
+            held = _Held(asyncio.ensure_future(self._make(llm, selection)))
+            self._keep(held.ready)
+        self._held[selection.key] = held  # most recent last
+        held.users += 1
+        try:
+            await asyncio.shield(held.ready)
+        except BaseException:
+            held.users -= 1
+            if held.ready.done() and self._held.get(selection.key) is held:
+                del self._held[selection.key]
+            raise
+        return held
+
+    async def _make(self, llm: Any, selection: Selection) -> None:
+        version = self._model.version
+        idle = [key for key, held in self._held.items() if not held.users]
+        forgotten = idle[: max(0, len(self._held) - HELD_SELECTIONS)]
+        for key in forgotten:
+            del self._held[key]
+        if forgotten:
+            # Sent before anyone else runs: a selection asked for again is made after this.
+            await llm.collective_rpc("gti_unselect", args=(version, forgotten))
+        if len(self._held) > HELD_SELECTIONS:
+            raise EngineError(f"{HELD_SELECTIONS} different selections are in use at once")
+        packed = np.packbits(selection.mask.astype(np.bool_)).tobytes()
+        await llm.collective_rpc("gti_select", args=(version, selection.key, packed))
+
     async def _ask(self, llm: Any, request: DecodeRequest) -> list[ScoredRow]:
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
@@ -128,7 +193,12 @@ class VllmEngine(VllmProcess):
         from vllm.v1.engine import exceptions
 
         wanted = BeamRequest(
-            self._model.version, request.k, request.beam_width, sorted(request.excluded_rows)
+            self._model.version,
+            request.k,
+            request.beam_width,
+            sorted(request.excluded_rows),
+            None if request.included_rows is None else sorted(request.included_rows),
+            None if request.selection is None else request.selection.key,
         )
         params = PoolingParams(
             task="plugin", skip_reading_prefix_cache=False, extra_kwargs=wanted.to_params()

@@ -69,7 +69,7 @@ class VllmPerBeamEngine(VllmProcess):
         search = BeamSearch(
             self._model.index,
             self._model.vocabulary,
-            self._model.index.admissible(request.excluded_rows),
+            request.filter(self._model.index),
             request.beam_width,
         )
         while not search.done:

@@ -25,9 +25,10 @@ from service.engine.base import (
     EngineDeadError,
     EngineError,
     PromptTooLongError,
+    Selection,
     ServingModel,
 )
-from service.engine.vllm_engine import VllmEngine, VllmOptions
+from service.engine.vllm_engine import HELD_SELECTIONS, VllmEngine, VllmOptions
 
 pytestmark = [
     pytest.mark.vllm,
@@ -293,6 +294,50 @@ def test_a_batch_of_widths_lengths_and_filters_equals_the_oracle(untied: Served)
         assert len(got) == min(request.k, items - len(request.excluded_rows))
         assert not request.excluded_rows & {item.row for item in got}
         assert_same(got, untied.oracle.decode(request), 1e-3)
+    assert untied.idle()
+
+
+@pytest.mark.parametrize("left", [0, 1, 9, 10, 150])
+def test_selections_and_lists_leave_exactly_what_they_leave(untied: Served, left: int) -> None:
+    """k = 10, with 0, 1, k - 1, k and many items admissible."""
+    rng = np.random.default_rng(left)
+    items = len(untied.model.catalog)
+    mask = np.zeros(items, dtype=np.bool_)
+    chosen = rng.choice(items, 2 * left + 3, replace=False)
+    mask[chosen] = True
+    wanted, out = frozenset(chosen[:left].tolist()), frozenset(chosen[left:].tolist())
+    selection = Selection(f"left-{left}", mask)
+    requests = [
+        DecodeRequest("mask", PROMPT, 10, 20, out, selection=selection),
+        DecodeRequest("list", PROMPT, 10, 20, included_rows=wanted),
+        DecodeRequest("both", PROMPT, 10, 20, out, wanted | out, selection),
+    ]
+    for request in requests:
+        got = untied.decode(request)
+        assert len(got) == min(10, left)
+        assert {item.row for item in got} <= wanted
+        assert_same(got, untied.oracle.decode(request), 1e-3)
+
+
+def test_more_selections_than_the_worker_keeps(untied: Served) -> None:
+    items = len(untied.model.catalog)
+    requests = []
+    for number in range(HELD_SELECTIONS + 20):
+        mask = np.zeros(items, dtype=np.bool_)
+        mask[number::7] = True
+        requests.append(
+            DecodeRequest(f"s{number}", PROMPT, 5, 5, selection=Selection(f"s{number}", mask))
+        )
+
+    async def together(part: Sequence[DecodeRequest]) -> list[list[ScoredRow]]:
+        return await asyncio.gather(*(untied.engine.decode(request) for request in part))
+
+    for start in range(0, len(requests), 40):
+        part = requests[start : start + 40]
+        for got, request in zip(untied.loop.run(together(part)), part, strict=True):
+            assert_same(got, untied.oracle.decode(request), 1e-3)
+    state = untied.loop.run(untied.engine.state())
+    assert state["failures"] == 0
     assert untied.idle()
 
 

@@ -86,7 +86,7 @@ class Oracle:
             lambda prefixes: self.score(request.prompt_token_ids, prefixes),
             self._model.index,
             self._model.vocabulary,
-            self._model.index.admissible(request.excluded_rows),
+            request.filter(self._model.index),
             request.beam_width,
             request.k,
         )

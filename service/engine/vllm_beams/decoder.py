@@ -19,7 +19,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from service.engine.vllm_beams.rows import BeamRows
 from service.engine.vllm_beams.scratch import Scratch
-from service.engine.vllm_beams.snapshot import Search, Snapshot
+from service.engine.vllm_beams.snapshot import MOST_SELECTIONS, Search, Snapshot
 from service.engine.vllm_beams.wire import BeamRequest
 
 SPLIT_ROWS = 96
@@ -76,18 +76,30 @@ class BeamDecoder:
         geometry, codes = self._scratch.geometry, snapshot.levels - 1
         turns: list[list[Prompt]] = []
         used = 0
+        selections: set[str | None] = set()
         for prompt in prompts:
             tail = prompt.length % geometry.block_size
             need = prompt.request.beam_width * geometry.blocks_per_row(tail, codes)
-            if not turns or used + need > geometry.count:
+            selections.add(prompt.request.selection)
+            crowded = len(selections - {None}) > MOST_SELECTIONS
+            if not turns or used + need > geometry.count or crowded:
                 turns.append([])
                 used = 0
+                selections = {prompt.request.selection}
             turns[-1].append(prompt)
             used += need
         return [answer for turn in turns for answer in self._turn(turn, snapshot)]
 
     def _turn(self, prompts: Sequence[Prompt], snapshot: Snapshot) -> list[Tensor]:
         search = Search(snapshot, [prompt.request for prompt in prompts])
+        try:
+            return self._levels(prompts, search, snapshot)
+        finally:
+            search.close()
+
+    def _levels(
+        self, prompts: Sequence[Prompt], search: Search, snapshot: Snapshot
+    ) -> list[Tensor]:
         hidden = torch.stack([prompt.hidden for prompt in prompts])
         logprobs = self._model.sid_logprobs(hidden, snapshot)
         with self._model.clock.constraint:

@@ -58,6 +58,10 @@ class BeamPooler(Pooler):  # type: ignore[misc]
         """Forget a version; requests for it fail from now on."""
         self._snapshots.pop(version, None)
 
+    def snapshot(self, version: int) -> Snapshot:
+        """A version. Raises KeyError when it is not here."""
+        return self._snapshots[version]
+
     @property
     def versions(self) -> list[int]:
         """Versions that can be asked for, ascending."""

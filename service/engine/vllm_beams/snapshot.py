@@ -17,12 +17,16 @@ from gti_core.decoding.device import (
     results,
     start,
 )
+from gti_core.decoding.filters import Admissible, Filter
 from gti_core.vocabulary import SidVocabulary
 from service.engine.vllm_beams.wire import BeamRequest, read_snapshot
 
+MOST_SELECTIONS = 16
+"""Different selections that the requests of one turn may use."""
+
 
 class Snapshot:
-    """One version: immutable.
+    """One version: catalogue and vocabulary never change.
 
     Args:
         version: its number.
@@ -37,7 +41,9 @@ class Snapshot:
         self.version = version
         self.vocabulary = vocabulary
         self.index = index
-        self.device_index = DeviceIndex(index, device)
+        self.device_index = DeviceIndex(index, device, base_slots=MOST_SELECTIONS)
+        self.selections: dict[str, Admissible] = {}
+        """By key; the service says when to make and when to forget one."""
         self.inactive = torch.from_numpy(~vocabulary.active_mask).to(device)
         """Rows that take no part in the softmax, [S] bool."""
         self.device = device
@@ -47,6 +53,11 @@ class Snapshot:
         """Read a file of `service.engine.vllm_beams.wire.write_snapshot`."""
         version, vocabulary, sids, available = read_snapshot(path)
         return cls(version, vocabulary, ConstraintIndex(sids, available), device)
+
+    def filter(self, request: BeamRequest) -> Filter:
+        """Which items may come back. Raises KeyError for a selection that is not here."""
+        base = None if request.selection is None else self.selections[request.selection]
+        return self.index.filter(request.excluded, request.included, base)
 
     @property
     def levels(self) -> int:
@@ -68,10 +79,12 @@ class Search:
         self._requests = list(requests)
         self.width = max(request.beam_width for request in requests)
         """W."""
-        self._filters = batch_filters(
-            snapshot.device_index,
-            [snapshot.index.filter(request.excluded) for request in requests],
-        )
+        filters = [snapshot.filter(request) for request in requests]
+        # An include list needs no base of its own.
+        self._bases = [one.base for one in filters if not one.include]
+        for base in self._bases:
+            snapshot.device_index.acquire(base)
+        self._filters = batch_filters(snapshot.device_index, filters)
         self._widths = torch.tensor([request.beam_width for request in requests]).to(device)
         self._wanted = torch.tensor([request.k for request in requests]).to(device)
         self._beams: Step = start(snapshot.device_index, self._filters)
@@ -161,6 +174,12 @@ class Search:
         tokens = vocabulary.first_token_id + first + self._beams.code
         self.path = torch.cat([before, tokens[:, :, None]], dim=2)
         self._level += 1
+
+    def close(self) -> None:
+        """Let the places of the requests' selections be used again."""
+        for base in self._bases:
+            self._snapshot.device_index.release(base)
+        self._bases = []
 
     def answers(self) -> list[Tensor]:
         """Per request [k, 2] float64: catalogue row, -1 where nothing is left, and score."""

@@ -30,12 +30,16 @@ class BeamRequest:
         k: items wanted.
         beam_width: W.
         excluded: catalogue rows that must not come back.
+        included: the only catalogue rows that may; None for all.
+        selection: key of a selection that the worker has; None for all items in service.
     """
 
     version: int
     k: int
     beam_width: int
     excluded: Sequence[int] = ()
+    included: Sequence[int] | None = None
+    selection: str | None = None
 
     def to_params(self) -> dict[str, Any]:
         """Plain values for ``PoolingParams.extra_kwargs``."""
@@ -44,6 +48,8 @@ class BeamRequest:
             "k": self.k,
             "beam_width": self.beam_width,
             "excluded": list(self.excluded),
+            "included": None if self.included is None else list(self.included),
+            "selection": self.selection,
         }
 
     @classmethod
@@ -54,6 +60,8 @@ class BeamRequest:
             int(params["k"]),
             int(params["beam_width"]),
             [int(row) for row in params["excluded"]],
+            None if params["included"] is None else [int(row) for row in params["included"]],
+            params["selection"],
         )
 
 

@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from service.engine.vllm_beams.decoder import BeamDecoder
 from service.engine.vllm_beams.scratch import Scratch, ScratchError, enlarged
 from service.engine.vllm_beams.snapshot import Snapshot
@@ -70,6 +72,18 @@ class BeamWorkerMixin:
     def gti_discard(self, version: int) -> None:
         """Forget a version."""
         self.model_runner.get_model().pooler.discard(version)
+
+    def gti_select(self, version: int, key: str, packed: bytes) -> None:
+        """Make a selection of a version: one bit per catalogue row, numpy's ``packbits``."""
+        snapshot = self.model_runner.get_model().pooler.snapshot(version)
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=len(snapshot.index))
+        snapshot.selections[key] = snapshot.index.selection(bits.astype(np.bool_))
+
+    def gti_unselect(self, version: int, keys: list[str]) -> None:
+        """Forget selections."""
+        selections = self.model_runner.get_model().pooler.snapshot(version).selections
+        for key in keys:
+            selections.pop(key, None)
 
     def gti_state(self) -> dict[str, Any]:
         """Versions, counts of searches and failures, seconds by part, scratch blocks."""
