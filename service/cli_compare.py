@@ -22,7 +22,12 @@ def compare(
         Path, typer.Option("--output", "-o", help="Folder to keep every part in, to go on from.")
     ],
     arms: Annotated[
-        str | None, typer.Option(help="Arms, with commas; default: the paper's table.")
+        str | None,
+        typer.Option(
+            help="Arms, with commas, of popularity, item-knn, item-knn-recency, sasrec, mean, random, "
+            "text-mean, lc-rec, gti-nll, gti-regression, gti-both, gti-multitask; "
+            "default: the paper's table."
+        ),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "0",
     steps: Annotated[int, typer.Option(help="Fine-tuning steps of every arm.")] = 800,
@@ -46,7 +51,7 @@ def compare(
     ks: Annotated[str, typer.Option(help="Cut-offs.")] = "5,10,20,50",
     beam_width: Annotated[int, typer.Option(help="Prefixes kept per level.")] = 50,
     decode_batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
-    limit: Annotated[int, typer.Option(help="Only the first cases; 0 for all.")] = 0,
+    limit: Annotated[int, typer.Option(help="Only the first so many cases; 0 for all.")] = 0,
     split: Annotated[str, typer.Option(help="test or valid.")] = "test",
     dtype: Annotated[str, typer.Option(help="Of the products: bfloat16 or float32.")] = "bfloat16",
     backbone: Annotated[

@@ -66,7 +66,10 @@ class Settings(BaseSettings):
         description="vLLM's KV cache in GiB. Without it, 1 on a CPU, on a GPU what is left.",
     )
     vllm_max_num_seqs: int = Field(
-        256, ge=1, description="Most sequences in one step of vLLM: prompts, or beams per-beam."
+        256,
+        ge=1,
+        description="Most beams in one step of vLLM, per-beam; of prompts, with beams inside the "
+        "worker, a twentieth of the scratch blocks at most.",
     )
     vllm_scratch_blocks: int = Field(
         256,

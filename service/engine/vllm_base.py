@@ -22,6 +22,8 @@ from service.engine.base import (
 from service.engine.vllm_start import RunningVllm, VllmOptions, build, installed_version
 
 _CHECK_TURN_S = 0.25
+_BUSY_SHARE = 0.1
+"""Least processor seconds per second of silence that tell a busy process from a stopped one."""
 
 
 class VllmProcess(ABC):
@@ -48,6 +50,7 @@ class VllmProcess(ABC):
         ]
         self._lifecycle = asyncio.Lock()
         self._probe: asyncio.Task[bool] | None = None
+        self._probe_began = 0.0
         self._background: set[asyncio.Future[Any]] = set()
         self._pending: set[asyncio.Task[Any]] = set()
 
@@ -121,19 +124,50 @@ class VllmProcess(ABC):
         if self._probe is None or self._probe.done():
             # One probe at a time: a stopped process must not pile them up.
             self._probe = asyncio.create_task(llm.is_paused())
+            self._probe_began = time.monotonic()
             self._keep(self._probe)
+        worked = self._processor_seconds()
         deadline = time.monotonic() + self._options.check_timeout_s
         while not self._probe.done() and not llm.errored and time.monotonic() < deadline:
             # vLLM leaves a probe unanswered when its process dies, hence the short turns.
             await asyncio.wait([self._probe], timeout=_CHECK_TURN_S)
         if llm.errored:
             raise EngineDeadError("the engine process is gone")
+        if not self._probe.done() and self._is_busy(worked):
+            return
         if not self._probe.done():
             raise EngineDeadError(
                 f"the engine process has not answered for {self._options.check_timeout_s:g} s"
             )
         if error := None if self._probe.cancelled() else self._probe.exception():
             raise EngineDeadError(f"the engine process does not answer: {error}")
+
+    def _is_busy(self, before: float) -> bool:
+        """True when the process, silent as it is, has computed since ``before``.
+
+        It answers between two steps, and a step of many wide beams on a loaded machine may take
+        longer than the check waits. A process that is stopped or gone computes nothing; one that
+        computes for ever is found after ``busy_timeout_s``.
+        """
+        spent = self._processor_seconds() - before
+        silent = time.monotonic() - self._probe_began
+        share = _BUSY_SHARE * self._options.check_timeout_s
+        return spent >= share and silent < self._options.busy_timeout_s
+
+    def _processor_seconds(self) -> float:
+        """Processor time of the engine process and its children so far; 0 when it is gone."""
+        import psutil
+
+        if self._process is None:
+            return 0.0
+        total = 0.0
+        for one in self._process.llm.engine_core.resources.engine_manager.processes:
+            with contextlib.suppress(psutil.Error):
+                core = psutil.Process(one.pid)
+                for process in (core, *core.children(recursive=True)):
+                    times = process.cpu_times()
+                    total += times.user + times.system
+        return total
 
     def info(self) -> JsonDict:
         """Facts about the engine. Before `start` only the name and the version."""

@@ -69,7 +69,9 @@ class VllmOptions:
         enforce_eager: no CUDA graphs on a GPU. A CPU always runs eagerly.
         threads: OpenMP threads of a CPU engine; None: OMP_NUM_THREADS or the cores available.
         seed: seed of the engine process. Decoding draws nothing at random.
-        check_timeout_s: seconds within which the engine process must answer a health check.
+        check_timeout_s: seconds within which the engine process must answer a health check, or be
+            seen to compute.
+        busy_timeout_s: seconds after which it must answer even so.
         scratch_blocks: KV blocks for beams decoded inside the worker, out of the KV cache.
     """
 
@@ -83,6 +85,7 @@ class VllmOptions:
     threads: int | None = None
     seed: int = 0
     check_timeout_s: float = 10.0
+    busy_timeout_s: float = 120.0
     scratch_blocks: int = 256
 
 

@@ -169,3 +169,45 @@ def test_before_start_nothing_is_served(model: ServingModel) -> None:
     asyncio.run(engine.stop())
     assert engine.name == "vllm-per-beam"
     assert engine.in_flight() == 0
+
+
+class SilentEngine(StubEngine):
+    """Its process never answers; it computes as told, seconds per look."""
+
+    def __init__(self, model: ServingModel, options: VllmOptions, per_look: float) -> None:
+        super().__init__(model, {})
+        self._options = options
+        self._per_look = per_look
+        self._spent = 0.0
+        self._llm.is_paused = self._never
+
+    async def _never(self) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    def _processor_seconds(self) -> float:
+        self._spent += self._per_look
+        return self._spent
+
+
+def test_a_busy_process_is_not_taken_for_a_dead_one(model: ServingModel) -> None:
+    options = VllmOptions(check_timeout_s=0.1, busy_timeout_s=60.0)
+    asyncio.run(SilentEngine(model, options, per_look=0.1).check())
+
+
+def test_a_silent_process_that_computes_nothing_is_dead(model: ServingModel) -> None:
+    options = VllmOptions(check_timeout_s=0.1, busy_timeout_s=60.0)
+    with pytest.raises(EngineDeadError, match=r"not answered for 0\.1 s"):
+        asyncio.run(SilentEngine(model, options, per_look=0.0).check())
+
+
+def test_a_process_that_computes_for_ever_is_dead_in_the_end(model: ServingModel) -> None:
+    options = VllmOptions(check_timeout_s=0.1, busy_timeout_s=0.2)
+
+    async def ask_three_times() -> None:
+        engine = SilentEngine(model, options, per_look=1.0)
+        for _ in range(3):
+            await engine.check()
+
+    with pytest.raises(EngineDeadError, match="not answered"):
+        asyncio.run(ask_three_times())
