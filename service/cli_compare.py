@@ -24,8 +24,8 @@ def compare(
     arms: Annotated[
         str | None,
         typer.Option(
-            help="Arms, with commas, of popularity, item-knn, item-knn-recency, sasrec, mean, random, "
-            "text-mean, lc-rec, gti-nll, gti-regression, gti-both, gti-multitask; "
+            help="Arms, with commas, of popularity, item-knn, item-knn-recency, sasrec, mean, "
+            "random, text-mean, lc-rec, gti-nll, gti-regression, gti-both, gti-multitask; "
             "default: the paper's table."
         ),
     ] = None,
