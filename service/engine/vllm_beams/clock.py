@@ -13,7 +13,6 @@ class Stretch:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.times = 0
         self._began = 0.0
 
     def __enter__(self) -> None:
@@ -21,16 +20,14 @@ class Stretch:
 
     def __exit__(self, *_: object) -> None:
         self.seconds += time.perf_counter() - self._began
-        self.times += 1
 
 
 class Clock:
-    """The worker's stretches: the model on prompts, the model on beams, whole searches."""
+    """The worker's stretches: the model on prompts, the model on beams, choosing the survivors."""
 
     def __init__(self) -> None:
         self.prompts = Stretch()
         self.beams = Stretch()
-        self.searches = Stretch()
         self.constraint = Stretch()
 
     def seconds(self) -> dict[str, float]:

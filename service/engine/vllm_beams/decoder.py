@@ -18,7 +18,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from service.engine.vllm_beams.rows import BeamRows
-from service.engine.vllm_beams.scratch import Scratch
+from service.engine.vllm_beams.scratch import Scratch, ScratchError
 from service.engine.vllm_beams.snapshot import MOST_SELECTIONS, Search, Snapshot
 from service.engine.vllm_beams.wire import BeamRequest
 
@@ -60,7 +60,7 @@ class BeamDecoder:
         self._config = config
         self._scratch = scratch
         self._device = next(iter(layers.values())).kv_cache.device
-        self._builders = _builders(layers, config, self._device)
+        self._builder = _builder(layers, config, self._device)
         self._layer_names = list(layers)
 
     def decode(self, prompts: Sequence[Prompt], snapshot: Snapshot) -> list[Tensor]:
@@ -144,7 +144,7 @@ class BeamDecoder:
         self, rows: BeamRows, alive: Tensor, search: Search, snapshot: Snapshot
     ) -> tuple[Tensor, Tensor]:
         """The last level in two passes: the better half of each beam, then what can still win."""
-        better = alive % search.width < search.width // 2
+        better = alive % search.width < (search.width + 1) // 2
         first, rest = alive[better], alive[~better]
         found = self._newest(rows, first, search, snapshot)
         with self._model.clock.constraint:
@@ -204,12 +204,7 @@ class BeamDecoder:
             slot_mapping=batch.slots,
             positions=batch.positions,
         )
-        metadata = {
-            name: built
-            for builder, names in self._builders
-            for built in (builder.build(0, common),)
-            for name in names
-        }
+        metadata = dict.fromkeys(self._layer_names, self._builder.build(0, common))
         slots = dict.fromkeys(self._layer_names, batch.slots)
         with set_forward_context(
             metadata, self._config, num_tokens=count * new, slot_mapping=slots
@@ -219,19 +214,10 @@ class BeamDecoder:
         return last
 
 
-def _builders(
-    layers: dict[str, Any], config: VllmConfig, device: torch.device
-) -> list[tuple[Any, list[str]]]:
-    """One metadata builder per backend, with the names of its layers."""
-    groups: dict[Any, list[str]] = {}
-    for name, layer in layers.items():
-        groups.setdefault(layer.get_attn_backend(), []).append(name)
-    return [
-        (
-            backend.get_builder_cls()(
-                layers[names[0]].get_kv_cache_spec(config), names, config, device
-            ),
-            names,
-        )
-        for backend, names in groups.items()
-    ]
+def _builder(layers: dict[str, Any], config: VllmConfig, device: torch.device) -> Any:
+    """Builder of the layers' attention metadata. Raises ScratchError for several backends."""
+    backends = {layer.get_attn_backend() for layer in layers.values()}
+    if len(backends) != 1:
+        raise ScratchError(f"attention layers with {len(backends)} backends")
+    spec = next(iter(layers.values())).get_kv_cache_spec(config)
+    return backends.pop().get_builder_cls()(spec, list(layers), config, device)

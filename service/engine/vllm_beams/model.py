@@ -34,7 +34,7 @@ def beam_class(base: type[nn.Module], name: str) -> type[nn.Module]:
 
         def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
             super().__init__(vllm_config=vllm_config, prefix=prefix)
-            self.pooler = BeamPooler(self, vllm_config)
+            self.pooler = BeamPooler()
             self.clock = Clock()
             self._output: tuple[Tensor, ...] = ()
 

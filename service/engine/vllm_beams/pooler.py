@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.config import VllmConfig
 from vllm.model_executor.layers.pooler import Pooler
 from vllm.v1.pool.metadata import PoolingMetadata
 
@@ -16,26 +15,15 @@ from service.engine.vllm_beams.decoder import BeamDecoder, Prompt
 from service.engine.vllm_beams.snapshot import Snapshot
 from service.engine.vllm_beams.wire import FAILED, BeamRequest
 
-if TYPE_CHECKING:
-    from torch import nn
-
 TASK = "plugin"
 logger = logging.getLogger(__name__)
 
 
 class BeamPooler(Pooler):  # type: ignore[misc]
-    """Answers each finished prompt with [k, 2]: catalogue row and score.
+    """Answers each finished prompt with [k, 2]: catalogue row and score."""
 
-    Args:
-        model: the beam model it belongs to.
-        config: vLLM's configuration.
-    """
-
-    def __init__(self, model: nn.Module, config: VllmConfig) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        # In a tuple: a module inside its own submodule would be walked without end.
-        self._model: tuple[Any, ...] = (model,)
-        self._config = config
         self._step: Any = None
         self._decoder: BeamDecoder | None = None
         self._snapshots: dict[int, Snapshot] = {}
@@ -53,10 +41,6 @@ class BeamPooler(Pooler):  # type: ignore[misc]
     def install(self, snapshot: Snapshot) -> None:
         """Serve a version from now on, beside those that are there."""
         self._snapshots[snapshot.version] = snapshot
-
-    def discard(self, version: int) -> None:
-        """Forget a version; requests for it fail from now on."""
-        self._snapshots.pop(version, None)
 
     def snapshot(self, version: int) -> Snapshot:
         """A version. Raises KeyError when it is not here."""
@@ -76,7 +60,13 @@ class BeamPooler(Pooler):  # type: ignore[misc]
     ) -> list[Tensor | None]:
         """Run the searches of the prompts that ended in this step.
 
-        Never raises for one request's sake: an exception here would end vLLM's engine for all.
+        Args:
+            hidden_states: [tokens of the step, D].
+            pooling_metadata: vLLM's, of the step's requests.
+
+        Returns:
+            Per request [k, 2] float64, or None while its prompt is unfinished. Never raises for
+            a request's sake: an exception here would end vLLM's engine for all.
         """
         count = len(pooling_metadata.pooling_params)
         if self._step is None or self._decoder is None:
@@ -90,26 +80,33 @@ class BeamPooler(Pooler):  # type: ignore[misc]
         for number, finished in enumerate(cursor.get_finished_mask()):
             if not finished:
                 continue
-            params = pooling_metadata.pooling_params[number].extra_kwargs
-            request = BeamRequest.from_params(params or {})
+            self.searches += 1
+            try:
+                params = pooling_metadata.pooling_params[number].extra_kwargs
+                request = BeamRequest.from_params(params or {})
+            except (KeyError, TypeError, ValueError):
+                answers[number] = self._failure("a request that can't be read")
+                continue
             length = int(cursor.prompt_lens_cpu[number])
             prompt = Prompt(request, last[number], tables[number], length)
             by_version.setdefault(request.version, []).append((number, prompt))
         for version, entries in by_version.items():
-            found = self._search(version, [prompt for _, prompt in entries])
+            found = self._search(self._decoder, version, [prompt for _, prompt in entries])
             for (number, _), answer in zip(entries, found, strict=True):
                 answers[number] = answer
         return answers
 
-    def _search(self, version: int, prompts: list[Prompt]) -> list[Tensor]:
-        self.searches += len(prompts)
+    def _search(self, decoder: BeamDecoder, version: int, prompts: list[Prompt]) -> list[Tensor]:
         try:
-            if self._decoder is None:
-                raise RuntimeError("there is no decoder")
-            with self._model[0].clock.searches:
-                return self._decoder.decode(prompts, self._snapshots[version])
+            return decoder.decode(prompts, self._snapshots[version])
         except Exception:
-            self.failures += len(prompts)
-            logger.exception("searches over version %d failed", version)
-            failed = torch.full((1, 2), FAILED, dtype=torch.float64)
-            return [failed for _ in prompts]
+            if len(prompts) == 1:
+                return [self._failure(f"a search over version {version}")]
+        # One of them failed; alone, the others succeed.
+        return [self._search(decoder, version, [prompt])[0] for prompt in prompts]
+
+    def _failure(self, what: str) -> Tensor:
+        """Log the exception at hand, count it, and say so to the service."""
+        self.failures += 1
+        logger.exception("%s failed", what)
+        return torch.full((1, 2), FAILED, dtype=torch.float64)

@@ -17,6 +17,9 @@ ARCHITECTURES = {
 }
 """Architecture in a model's config.json -> the class that decodes beams."""
 
+SCRATCH_BLOCKS = "gti_scratch_blocks"
+"""Key of vLLM's ``additional_config``: KV blocks for beams."""
+
 FAILED = -2.0
 """Row number in an answer that stands for a failure inside the worker."""
 

@@ -11,11 +11,9 @@ import numpy as np
 from service.engine.vllm_beams.decoder import BeamDecoder
 from service.engine.vllm_beams.scratch import Scratch, ScratchError, enlarged
 from service.engine.vllm_beams.snapshot import Snapshot
+from service.engine.vllm_beams.wire import SCRATCH_BLOCKS
 
 logger = logging.getLogger(__name__)
-
-SCRATCH_BLOCKS = "gti_scratch_blocks"
-"""Key of vLLM's ``additional_config``: KV blocks for beams."""
 
 
 class BeamWorkerMixin:
@@ -68,10 +66,6 @@ class BeamWorkerMixin:
         snapshot = Snapshot.load(Path(path), self.model_runner.device)
         self.model_runner.get_model().pooler.install(snapshot)
         return snapshot.version
-
-    def gti_discard(self, version: int) -> None:
-        """Forget a version."""
-        self.model_runner.get_model().pooler.discard(version)
 
     def gti_select(self, version: int, key: str, packed: bytes) -> None:
         """Make a selection of a version: one bit per catalogue row, numpy's ``packbits``."""
