@@ -72,7 +72,7 @@ class Settings(BaseSettings):
         "worker, a twentieth of the scratch blocks at most.",
     )
     vllm_scratch_blocks: int = Field(
-        256,
+        512,
         ge=2,
         description="KV blocks for beams, out of the KV cache. A row takes one, sometimes two; "
         "what does not fit takes turns.",

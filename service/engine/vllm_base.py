@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,8 @@ class VllmProcess(ABC):
         self._lifecycle = asyncio.Lock()
         self._probe: asyncio.Task[bool] | None = None
         self._probe_began = 0.0
+        self._serial = itertools.count()
+        """Makes request ids unique."""
         self._background: set[asyncio.Future[Any]] = set()
         self._pending: set[asyncio.Task[Any]] = set()
 
@@ -118,7 +121,8 @@ class VllmProcess(ABC):
         """Ask the engine process for a sign of life.
 
         Raises:
-            EngineDeadError: it is gone, or did not answer within ``check_timeout_s``.
+            EngineDeadError: it is gone, or it neither answered nor computed for
+                ``check_timeout_s``.
         """
         llm = self._running()
         if self._probe is None or self._probe.done():
@@ -126,16 +130,18 @@ class VllmProcess(ABC):
             self._probe = asyncio.create_task(llm.is_paused())
             self._probe_began = time.monotonic()
             self._keep(self._probe)
-        worked = self._processor_seconds()
         deadline = time.monotonic() + self._options.check_timeout_s
+        worked: float | None = None
         while not self._probe.done() and not llm.errored and time.monotonic() < deadline:
             # vLLM leaves a probe unanswered when its process dies, hence the short turns.
             await asyncio.wait([self._probe], timeout=_CHECK_TURN_S)
+            if worked is None and not self._probe.done():
+                worked = await asyncio.to_thread(self._processor_seconds)
         if llm.errored:
             raise EngineDeadError("the engine process is gone")
-        if not self._probe.done() and self._is_busy(worked):
-            return
         if not self._probe.done():
+            if worked is not None and await asyncio.to_thread(self._is_busy, worked):
+                return
             raise EngineDeadError(
                 f"the engine process has not answered for {self._options.check_timeout_s:g} s"
             )
@@ -227,6 +233,24 @@ class VllmProcess(ABC):
             raise EngineError(
                 f"token ids {foreign[:5]} lie outside the model's vocabulary of {self._vocab_size}"
             )
+
+    async def _last(self, outputs: AsyncIterator[Any], request_id: str) -> Any:
+        """The last output of a vLLM request. Raises EngineDeadError or EngineError."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine import exceptions
+
+        last = None
+        try:
+            async for output in outputs:
+                last = output
+        except exceptions.EngineDeadError as error:
+            raise EngineDeadError("the engine process is gone") from error
+        except (exceptions.EngineGenerateError, VLLMClientError, ValueError) as error:
+            cause = error.__cause__ or error
+            raise EngineError(f"vLLM refused request {request_id}: {cause}") from error
+        if last is None:
+            raise EngineError(f"vLLM ended request {request_id} without an answer")
+        return last
 
     async def _fail_pending(self) -> None:
         """Let every decode under way end with EngineDeadError."""

@@ -8,7 +8,6 @@ come back as the request's result. docs/decisions/0006-in-engine-beams.md says h
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import math
 import tempfile
@@ -28,15 +27,24 @@ from service.engine.base import (
     Selection,
     ServingModel,
 )
+from service.engine.beam_gate import BeamGate
 from service.engine.vllm_base import VllmProcess, cancelled_from_outside
-from service.engine.vllm_beams.wire import ARCHITECTURES, FAILED, BeamRequest, write_snapshot
-from service.engine.vllm_start import TESTED_VERSIONS, VllmOptions
+from service.engine.vllm_beams.wire import (
+    ARCHITECTURES,
+    FAILED,
+    SCRATCH_BLOCKS,
+    BeamRequest,
+    write_snapshot,
+)
+from service.engine.vllm_start import TESTED_VERSIONS, VllmOptions, is_cpu_build
 
 __all__ = ["TESTED_VERSIONS", "VllmEngine", "VllmOptions"]
 
+CPU_WORKER = "service.engine.vllm_beams.worker_cpu.GtiCPUWorker"
+GPU_WORKER = "service.engine.vllm_beams.worker_gpu.GtiGPUWorker"
+
 _USUAL_WIDTH = 20
 """Beam width that the number of prompts in one step of vLLM is sized for."""
-
 
 HELD_SELECTIONS = 64
 """Selections that the worker keeps, 4 bytes per item each; the least recently used go first."""
@@ -55,7 +63,8 @@ class VllmEngine(VllmProcess):
 
     def __init__(self, model: ServingModel, options: VllmOptions | None = None) -> None:
         super().__init__(model, options)
-        self._serial = itertools.count()
+        # One pool's worth is decoded in a step; as much again waits in vLLM for the next.
+        self._gate = BeamGate(2 * self._options.scratch_blocks)
         self._held: dict[str, _Held] = {}
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -70,7 +79,7 @@ class VllmEngine(VllmProcess):
         llm = self._running()
         self._check_prompt(request)
         self._check_search(request)
-        task = asyncio.create_task(self._ask_selected(llm, request))
+        task = asyncio.create_task(self._admitted(llm, request))
         self._pending.add(task)
         try:
             return await task
@@ -95,6 +104,17 @@ class VllmEngine(VllmProcess):
         if selection is not None and selection.mask.shape != (items,):
             raise EngineError(f"a selection of shape {selection.mask.shape} for {items} items")
 
+    def in_flight(self) -> int:
+        """Requests under way, those that wait for room included."""
+        return super().in_flight() + self._gate.waiting
+
+    async def stop(self) -> None:
+        """See `VllmProcess.stop`. Selections go with the worker that held them."""
+        await super().stop()
+        held, self._held = self._held, {}
+        for one in held.values():
+            one.ready.cancel()
+
     def info(self) -> JsonDict:
         """Facts about the engine, and prompt tokens so far, all and from the prefix cache."""
         return {
@@ -105,19 +125,25 @@ class VllmEngine(VllmProcess):
 
     async def state(self) -> dict[str, Any]:
         """The worker's versions and counts of searches and failures."""
-        (found,) = await self._running().collective_rpc("gti_state")
-        return dict(found)
+        return dict(await self._call(self._running(), "gti_state"))
+
+    async def _call(self, llm: Any, method: str, *args: Any) -> Any:
+        """What a method of the worker returns. Raises EngineError when it fails there."""
+        try:
+            (found,) = await llm.collective_rpc(method, args=args)
+        except Exception as error:
+            if llm.errored:
+                raise EngineDeadError("the engine process is gone") from error
+            raise EngineError(f"{method} failed in the worker: {error}") from error
+        return found
 
     def _arguments(self) -> Mapping[str, Any]:
         architecture = _architecture(self._model.model_dir)
         return {
             "runner": "pooling",
             "hf_overrides": {"architectures": [ARCHITECTURES[architecture]]},
-            "worker_cls": {
-                "cpu": "service.engine.vllm_beams.worker_cpu.GtiCPUWorker",
-                "gpu": "service.engine.vllm_beams.worker_gpu.GtiGPUWorker",
-            },
-            "additional_config": {"gti_scratch_blocks": self._options.scratch_blocks},
+            "worker_cls": CPU_WORKER if is_cpu_build() else GPU_WORKER,
+            "additional_config": {SCRATCH_BLOCKS: self._options.scratch_blocks},
             # All prompts that end in one step are decoded before the next one starts.
             "max_num_seqs": min(
                 self._options.max_num_seqs, max(1, self._options.scratch_blocks // _USUAL_WIDTH)
@@ -134,19 +160,22 @@ class VllmEngine(VllmProcess):
         model = self._model
         with tempfile.TemporaryDirectory(prefix="gti-") as folder:
             path = Path(folder) / "snapshot.safetensors"
-            available = np.ones(len(model.catalog), dtype=np.bool_)
             await asyncio.to_thread(
                 write_snapshot,
                 path,
                 model.version,
                 model.vocabulary,
                 model.catalog.sids,
-                available,
+                model.index.available,
             )
-            await llm.collective_rpc("gti_install", args=(str(path),))
+            await self._call(llm, "gti_install", str(path))
 
-    async def _ask_selected(self, llm: Any, request: DecodeRequest) -> list[ScoredRow]:
-        """Ask once the worker has the request's selection, and keep it there meanwhile."""
+    async def _admitted(self, llm: Any, request: DecodeRequest) -> list[ScoredRow]:
+        """Ask once there is room for the beams and the worker has the request's selection."""
+        async with self._gate.enter(request.beam_width):
+            return await self._selected(llm, request)
+
+    async def _selected(self, llm: Any, request: DecodeRequest) -> list[ScoredRow]:
         if request.selection is None:
             return await self._ask(llm, request)
         held = await self._hold(llm, request.selection)
@@ -167,7 +196,8 @@ class VllmEngine(VllmProcess):
             await asyncio.shield(held.ready)
         except BaseException:
             held.users -= 1
-            if held.ready.done() and self._held.get(selection.key) is held:
+            failed = held.ready.done() and (held.ready.cancelled() or held.ready.exception())
+            if failed and self._held.get(selection.key) is held:
                 del self._held[selection.key]
             raise
         return held
@@ -180,17 +210,15 @@ class VllmEngine(VllmProcess):
             del self._held[key]
         if forgotten:
             # Sent before anyone else runs: a selection asked for again is made after this.
-            await llm.collective_rpc("gti_unselect", args=(version, forgotten))
+            await self._call(llm, "gti_unselect", version, forgotten)
         if len(self._held) > HELD_SELECTIONS:
             raise EngineError(f"{HELD_SELECTIONS} different selections are in use at once")
         packed = np.packbits(selection.mask.astype(np.bool_)).tobytes()
-        await llm.collective_rpc("gti_select", args=(version, selection.key, packed))
+        await self._call(llm, "gti_select", version, selection.key, packed)
 
     async def _ask(self, llm: Any, request: DecodeRequest) -> list[ScoredRow]:
-        from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.pooling_params import PoolingParams
-        from vllm.v1.engine import exceptions
 
         wanted = BeamRequest(
             self._model.version,
@@ -204,19 +232,9 @@ class VllmEngine(VllmProcess):
             task="plugin", skip_reading_prefix_cache=False, extra_kwargs=wanted.to_params()
         )
         request_id = f"{request.request_id}-{next(self._serial)}"
-        last = None
-        try:
-            async for output in llm.encode(
-                tokens_input(list(request.prompt_token_ids)), params, request_id
-            ):
-                last = output
-        except exceptions.EngineDeadError as error:
-            raise EngineDeadError("the engine process is gone") from error
-        except (exceptions.EngineGenerateError, VLLMClientError, ValueError) as error:
-            cause = error.__cause__ or error
-            raise EngineError(f"vLLM refused request {request_id}: {cause}") from error
-        if last is None:
-            raise EngineError(f"vLLM ended request {request_id} without an answer")
+        last = await self._last(
+            llm.encode(tokens_input(list(request.prompt_token_ids)), params, request_id), request_id
+        )
         self._prompt_tokens += len(request.prompt_token_ids)
         self._cached_tokens += last.num_cached_tokens
         return self._rows(request, last.outputs.data)

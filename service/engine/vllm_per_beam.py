@@ -10,7 +10,6 @@ what it costs; `service.engine.vllm_engine` decodes inside the worker instead.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +23,8 @@ from service.engine.base import (
     DecodeRequest,
     EngineDeadError,
     EngineError,
-    ServingModel,
 )
 from service.engine.vllm_base import VllmProcess, cancelled_from_outside
-from service.engine.vllm_start import VllmOptions
 
 LOGPROBS_PER_REQUEST = 128
 """Most `logprob_token_ids` of a request in vLLM; a prefix with more children takes several."""
@@ -44,18 +41,7 @@ class _Query:
 
 
 class VllmPerBeamEngine(VllmProcess):
-    """Decodes with vLLM in a process of its own. See `service.engine.base.Engine`.
-
-    Start, decode and stop must happen in one event loop.
-
-    Args:
-        model: the version to serve.
-        options: how to run vLLM.
-    """
-
-    def __init__(self, model: ServingModel, options: VllmOptions | None = None) -> None:
-        super().__init__(model, options)
-        self._serial = itertools.count()
+    """Decodes with vLLM's public requests alone. See `service.engine.base.Engine`."""
 
     @property
     def name(self) -> str:
@@ -143,10 +129,8 @@ class VllmPerBeamEngine(VllmProcess):
 
     async def _ask(self, llm: Any, query: _Query) -> Mapping[int, float]:
         """Log-probabilities by token id, natural logarithm, normalized over the active rows."""
-        from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
-        from vllm.v1.engine import exceptions
 
         params = SamplingParams(
             max_tokens=1,
@@ -159,18 +143,11 @@ class VllmPerBeamEngine(VllmProcess):
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )
-        last = None
-        try:
-            async for output in llm.generate(
-                tokens_input(query.prompt_token_ids), params, query.request_id
-            ):
-                last = output
-        except exceptions.EngineDeadError as error:
-            raise EngineDeadError("the engine process is gone") from error
-        except (exceptions.EngineGenerateError, VLLMClientError, ValueError) as error:
-            cause = error.__cause__ or error
-            raise EngineError(f"vLLM refused request {query.request_id}: {cause}") from error
-        if last is None or not last.outputs or not last.outputs[0].logprobs:
+        last = await self._last(
+            llm.generate(tokens_input(query.prompt_token_ids), params, query.request_id),
+            query.request_id,
+        )
+        if not last.outputs or not last.outputs[0].logprobs:
             raise EngineError(f"vLLM ended request {query.request_id} without an answer")
         flat = last.outputs[0].logprobs
         return dict(zip(flat.token_ids, flat.logprobs, strict=True))

@@ -86,7 +86,7 @@ class VllmOptions:
     seed: int = 0
     check_timeout_s: float = 10.0
     busy_timeout_s: float = 120.0
-    scratch_blocks: int = 256
+    scratch_blocks: int = 512
 
 
 def installed_version() -> str:
@@ -239,8 +239,7 @@ def build(
     Args:
         model: the version to serve.
         options: how to run vLLM.
-        further: arguments of vLLM's engine that take precedence. "worker_cls" may be a mapping
-            from "cpu" and "gpu" to class names.
+        further: arguments of vLLM's engine that take precedence.
 
     Raises:
         EngineError: untested version, unusable model or options, or the engine did not come up.
@@ -302,8 +301,6 @@ def build(
     if on_cpu and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
         arguments["distributed_executor_backend"] = IN_PROCESS_EXECUTOR
     arguments.update(further or {})
-    if isinstance(arguments.get("worker_cls"), Mapping):
-        arguments["worker_cls"] = arguments["worker_cls"]["cpu" if on_cpu else "gpu"]
     watchdog = Watchdog()
     try:
         with _watched_children(watchdog):

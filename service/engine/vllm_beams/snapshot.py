@@ -80,10 +80,11 @@ class Search:
         self.width = max(request.beam_width for request in requests)
         """W."""
         filters = [snapshot.filter(request) for request in requests]
-        # An include list needs no base of its own.
-        self._bases = [one.base for one in filters if not one.include]
-        for base in self._bases:
-            snapshot.device_index.acquire(base)
+        self._bases: list[Admissible] = []
+        for one in filters:
+            if not one.include:  # an include list needs no base of its own
+                snapshot.device_index.acquire(one.base)
+                self._bases.append(one.base)
         self._filters = batch_filters(snapshot.device_index, filters)
         self._widths = torch.tensor([request.beam_width for request in requests]).to(device)
         self._wanted = torch.tensor([request.k for request in requests]).to(device)
