@@ -35,7 +35,9 @@ def serving_model(folder: Path, config: Any) -> ServingModel:
     every = np.stack(np.unravel_index(np.arange(6 * 7 * 5 * 8), (6, 7, 5, 8)), axis=1)
     chosen = every[np.random.default_rng(4).choice(len(every), 300, replace=False)]
     catalog = ItemCatalog([Item(f"i{n}", tuple(map(int, sid))) for n, sid in enumerate(chosen)])
-    return ServingModel(folder, vocabulary, catalog, ConstraintIndex(catalog.sids), 80)
+    # Every seventh item is out of service.
+    index = ConstraintIndex(catalog.sids).with_availability(range(0, 300, 7), False)
+    return ServingModel(folder, vocabulary, catalog, index, 80)
 
 
 def config_of(family: str) -> Any:
@@ -66,6 +68,7 @@ def test_four_levels_equal_the_oracle(family: str, tmp_path: Path) -> None:
                 request = DecodeRequest(f"{length}", prompt, min(width, 20), width)
                 got, want = loop.run(engine.decode(request)), oracle.decode(request)
                 assert [item.sid for item in got] == [item.sid for item in want]
+                assert all(item.row % 7 for item in got)
                 assert [item.logprob for item in got] == pytest.approx(
                     [item.logprob for item in want], abs=1e-3
                 )

@@ -28,6 +28,7 @@ from service.engine.base import (
     Selection,
     ServingModel,
 )
+from service.engine.vllm_beams.wire import FAILED, BeamRequest
 from service.engine.vllm_engine import HELD_SELECTIONS, VllmEngine, VllmOptions
 
 pytestmark = [
@@ -341,11 +342,47 @@ def test_more_selections_than_the_worker_keeps(untied: Served) -> None:
     assert untied.idle()
 
 
+def test_a_search_that_fails_leaves_its_neighbours_alone(untied: Served) -> None:
+    from vllm.inputs import tokens_input
+    from vllm.pooling_params import PoolingParams
+
+    async def raw(number: int, params: dict[str, object] | None) -> list[list[float]]:
+        outputs = untied.engine._llm.encode(
+            tokens_input(PROMPT),
+            PoolingParams(task="plugin", skip_reading_prefix_cache=False, extra_kwargs=params),
+            f"raw-{number}",
+        )
+        return [output async for output in outputs][-1].outputs.data.tolist()
+
+    good = BeamRequest(untied.model.version, 5, 5).to_params()
+    bad = [
+        None,
+        {**good, "beam_width": "wide"},
+        {**good, "version": 99},
+        {**good, "excluded": [-3]},
+        {**good, "selection": "unknown"},
+    ]
+    request = DecodeRequest("good", PROMPT, 5, 5)
+
+    async def together() -> tuple[list[list[ScoredRow]], list[list[list[float]]]]:
+        answers = asyncio.gather(*(untied.engine.decode(request) for _ in range(5)))
+        broken = asyncio.gather(*(raw(number, params) for number, params in enumerate(bad)))
+        return list(await answers), list(await broken)
+
+    before = untied.loop.run(untied.engine.state())["failures"]
+    answers, broken = untied.loop.run(together())
+    for got in answers:
+        assert_same(got, untied.oracle.decode(request), 1e-3)
+    assert broken == [[[FAILED, FAILED]]] * len(bad)
+    assert untied.loop.run(untied.engine.state())["failures"] == before + len(bad)
+
+
 def test_a_prefix_in_the_cache_changes_nothing(untied: Served) -> None:
     prompt = [7 + (11 * i) % 80 for i in range(80)]
     untied.loop.run(untied.engine._llm.reset_prefix_cache())
     request = DecodeRequest("prefix", prompt, k=20, beam_width=20)
     before = untied.engine.info()["cached_prompt_tokens"]
+    failures = untied.loop.run(untied.engine.state())["failures"]
     cold = untied.decode(request)
     assert untied.engine.info()["cached_prompt_tokens"] == before
     warm = untied.decode(request)
@@ -353,7 +390,7 @@ def test_a_prefix_in_the_cache_changes_nothing(untied: Served) -> None:
     assert untied.engine.info()["cached_prompt_tokens"] == before + 64
     assert_same(warm, cold, 1e-5)
     assert_same(cold, untied.oracle.decode(request), 1e-3)
-    assert untied.loop.run(untied.engine.state())["failures"] == 0
+    assert untied.loop.run(untied.engine.state())["failures"] == failures
 
 
 def test_tied_heads_in_bfloat16(tied: Served) -> None:
