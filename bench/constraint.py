@@ -36,9 +36,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.output import load_average, publish
 from gti_core.decoding.constraint import ConstraintIndex
 from gti_core.decoding.device import DeviceIndex, Step, advance, batch_filters, results, start
-from gti_core.machine import machine
 from gti_core.types import IntArray, JsonDict
 
 logger = logging.getLogger(__name__)
@@ -360,6 +360,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not options.quick:
         cells += [(1_000_000, 256), (1_000_000, 8192)]
     repeats = 10 if options.quick else 40
+    load = load_average()
     rows: list[JsonDict] = []
     for items, codes in cells:
         sids, more = catalogue(items, codes, 1000)
@@ -367,20 +368,17 @@ def main(arguments: list[str] | None = None) -> None:
         if static:
             rows.extend(measure_static(static, sids, codes, repeats, clock))
         rows.extend(measure_trie(sids, more, codes, repeats, clock))
-    result = {
-        "benchmark": "constraint",
-        "command": "python -m bench.constraint " + " ".join(arguments or sys.argv[1:]),
-        "machine": {**machine(), "load_1min": round(os.getloadavg()[0], 2)},
-        "levels": LEVELS,
-        "beam_width": BEAMS,
-        "clock": options.clock,
-        "static": static is not None,
-        "rows": same_items(rows),
-    }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n", encoding="utf-8")
+    publish(
+        "constraint",
+        arguments,
+        options.json,
+        load,
+        levels=LEVELS,
+        beam_width=BEAMS,
+        clock=options.clock,
+        static=static is not None,
+        rows=same_items(rows),
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import sys
@@ -41,8 +40,8 @@ from bench.decode_common import (
     synthetic_model,
 )
 from bench.decode_peers import measure_generate, measure_vllm_beam_search
+from bench.output import load_average, publish
 from gti_core.bundle import DEMO_BUNDLE
-from gti_core.machine import machine
 from gti_core.types import JsonDict
 from service.engine.base import DecodeRequest, ServingModel
 from service.engine.vllm_engine import VllmEngine, VllmOptions
@@ -162,9 +161,7 @@ def measure(engine: str, model: ServingModel, prompts: Prompts, options: Any) ->
     if engine == "vllm_beam_search":
         return measure_vllm_beam_search(model, prompts, cells, options.dtype, KV_CACHE_GIB), {}
     kind = VllmEngine if engine == "in_engine" else VllmPerBeamEngine
-    vllm = VllmOptions(
-        dtype=options.dtype, kv_cache_gib=KV_CACHE_GIB, scratch_blocks=options.scratch_blocks
-    )
+    vllm = VllmOptions(dtype=options.dtype, kv_cache_gib=KV_CACHE_GIB)
     return asyncio.run(measure_ours(kind(model, vllm), engine, prompts, cells))
 
 
@@ -179,7 +176,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="beam width 50 only, few requests")
     parser.add_argument("--engines", default=",".join(ENGINES), help="which, with commas")
     parser.add_argument("--widths", default=",".join(map(str, WIDTHS)), help="beam widths")
-    parser.add_argument("--scratch-blocks", type=int, default=512, help="KV blocks for beams")
     parser.add_argument("--bundle", type=Path, default=DEMO_BUNDLE, help="default: the demo bundle")
     parser.add_argument("--synthetic", action="store_true", help="random SID rows, no bundle")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
@@ -197,27 +193,24 @@ def main(arguments: list[str] | None = None) -> None:
     )
     rows: list[JsonDict] = []
     facts: JsonDict = {}
-    load = os.getloadavg()[0]
+    load = load_average()
     for engine in options.engines.split(","):
         found, facts[engine] = measure(engine, model, prompt_maker(model, template), options)
         rows += found
-    result = {
-        "benchmark": "decode",
-        "command": "python -m bench.decode " + " ".join(arguments or sys.argv[1:]),
-        "machine": {**machine(), "threads": threads, "load_1min_before": round(load, 2)},
-        "model": "synthetic" if options.synthetic else options.bundle.name,
-        "dtype": options.dtype,
-        "items": len(model.catalog),
-        "levels": model.index.levels,
-        "prompt_tokens": len(prompt_maker(model, template)(1)[0]),
-        "engines": facts,
-        "rows": rows,
-        "ratios": ratios(rows),
-    }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n", encoding="utf-8")
+    publish(
+        "decode",
+        arguments,
+        options.json,
+        load,
+        model="synthetic" if options.synthetic else options.bundle.name,
+        dtype=options.dtype,
+        items=len(model.catalog),
+        levels=model.index.levels,
+        prompt_tokens=len(prompt_maker(model, template)(1)[0]),
+        engines=facts,
+        rows=rows,
+        ratios=ratios(rows),
+    )
 
 
 if __name__ == "__main__":

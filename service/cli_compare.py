@@ -66,7 +66,7 @@ def compare(
     """Compare initializations, groundings and baselines under one budget; resumable."""
     quiet_libraries()
     from gti_core.pipeline.arms import PAPER_ARMS
-    from gti_core.pipeline.compare import CompareOptions, compare
+    from gti_core.pipeline.compare import CompareOptions, Comparison, compare
     from gti_core.pipeline.evaluate import EvaluateOptions
     from gti_core.pipeline.finetune import FinetuneOptions
     from gti_core.pipeline.ground import GroundOptions
@@ -108,14 +108,13 @@ def compare(
         dtype=dtype,
     )
     with runs() as progress:
-        tables = compare(
+        comparison = Comparison(
             input,
             output,
             options,
             cache_dir=data_dir / "cache",
             backbone=backbone,
-            json=json,
-            markdown=markdown,
             progress=progress,
         )
+        tables = compare(comparison, json=json, markdown=markdown)
     typer.echo(tables)

@@ -52,13 +52,13 @@ class Popularity:
     """
 
     def __init__(self, train: Sequence[Sequence[int]], items: int) -> None:
-        self.counts: LongArray = np.bincount(_flat(train, items), minlength=items)
+        self.counts: LongArray = np.bincount(flat_rows(train, items), minlength=items)
 
     def rank(
         self, histories: Sequence[Sequence[int]], k: int, exclude_seen: bool = True
     ) -> LongArray:
         """See `Ranker.rank`."""
-        return _top(self._scores, histories, k, exclude_seen, self.counts)
+        return top_rows(self._scores, histories, k, exclude_seen, self.counts)
 
     def _scores(self, histories: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
         return np.tile(self.counts.astype(np.float64), (len(histories), 1))
@@ -101,14 +101,14 @@ class ItemKnn:
         if weighting not in get_args(Weighting):
             raise DataError(f"weighting is {weighting!r}, not one of {get_args(Weighting)}")
         self.half_life = half_life
-        self.counts: LongArray = np.bincount(_flat(train, items), minlength=items)
+        self.counts: LongArray = np.bincount(flat_rows(train, items), minlength=items)
         self._similarity = _neighbours(_matrix(train, items, None), neighbours, weighting)
 
     def rank(
         self, histories: Sequence[Sequence[int]], k: int, exclude_seen: bool = True
     ) -> LongArray:
         """See `Ranker.rank`."""
-        return _top(self._scores, histories, k, exclude_seen, self.counts)
+        return top_rows(self._scores, histories, k, exclude_seen, self.counts)
 
     def _scores(self, histories: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
         weights = _matrix(histories, len(self.counts), self.half_life)
@@ -116,7 +116,8 @@ class ItemKnn:
         return scores
 
 
-def _flat(histories: Sequence[Sequence[int]], items: int) -> LongArray:
+def flat_rows(histories: Sequence[Sequence[int]], items: int) -> LongArray:
+    """All rows of some histories, one after another, int64. DataError for a row outside 0..N-1."""
     flat = np.fromiter((row for history in histories for row in history), dtype=np.int64)
     if len(flat) and (flat.min() < 0 or flat.max() >= items):
         raise DataError(f"a history holds a row outside 0..{items - 1}")
@@ -138,7 +139,7 @@ def _matrix(
         indices.extend(weights)
         values.extend(weights.values())
         starts.append(len(indices))
-    _flat([indices], items)
+    flat_rows([indices], items)
     return sparse.csr_matrix(
         (np.array(values, dtype=np.float64), np.array(indices, dtype=np.int32), np.array(starts)),
         shape=(len(histories), items),
@@ -171,7 +172,7 @@ def _neighbours(
     return sparse.csr_matrix((data[kept], (rows[kept], cols[kept])), shape=similarity.shape)
 
 
-def _top(
+def top_rows(
     score: Callable[[Sequence[Sequence[int]]], npt.NDArray[np.float64]],
     histories: Sequence[Sequence[int]],
     k: int,
@@ -181,7 +182,7 @@ def _top(
     """Rows of the k best scores, shape [B, k]; equal scores by popularity, then row."""
     if k < 1:
         raise DataError(f"k is {k}; it must be at least 1")
-    _flat(histories, len(counts))
+    flat_rows(histories, len(counts))
     by_popularity = np.argsort(-counts, kind="stable")
     ranked = np.full((len(histories), k), NO_ITEM, dtype=np.int64)
     for start in range(0, len(histories), _CASES_AT_A_TIME):

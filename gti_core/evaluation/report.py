@@ -57,6 +57,15 @@ def intervals(
     return found
 
 
+def facts_line(result: JsonDict) -> str:
+    """What an evaluation's figures depend on, in one line."""
+    seen = "seen items excluded" if result["seen_excluded"] else "seen items may come back"
+    return (
+        f"{result['dataset']}, {result['split']} split, {result['cases']:,} cases, "
+        f"{result['items']:,} items, full ranking, {seen}, beam width {result['beam_width']}"
+    )
+
+
 def markdown(result: JsonDict, titles: Mapping[str, str]) -> str:
     """The result as Markdown: metrics per arm (mean over seeds), intervals, times.
 
@@ -66,10 +75,8 @@ def markdown(result: JsonDict, titles: Mapping[str, str]) -> str:
     """
     rows = result["rows"]
     metrics = [name for name in rows[0] if "@" in name]
-    seen = "seen items excluded" if result["seen_excluded"] else "seen items may come back"
     lines = [
-        f"{result['dataset']}, {result['split']} split, {result['cases']:,} cases, "
-        f"{result['items']:,} items, full ranking, {seen}, beam width {result['beam_width']}",
+        facts_line(result),
         "",
         "| arm | seeds | " + " | ".join(_short(name) for name in metrics) + " |",
         "|---|---|" + "---|" * len(metrics),

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from gti_core.errors import DataError, PipelineError
-from gti_core.evaluation.baselines import _flat, _top
+from gti_core.evaluation.baselines import flat_rows, top_rows
 from gti_core.evaluation.metrics import ndcg_at_k
 from gti_core.types import LongArray
 
@@ -121,12 +121,12 @@ class SasRec:
         self.config = config or SasRecConfig()
         self.items = items
         self.epochs: list[SasRecEpoch] = []
-        self.counts: LongArray = np.bincount(_flat(train, items), minlength=items)
+        self.counts: LongArray = np.bincount(flat_rows(train, items), minlength=items)
         targets = _Windows.of_targets(train, self.config.max_length)
         if not len(targets.lengths):
             raise DataError("no training history has two items, so there is nothing to learn")
         if validation is not None:
-            _flat([*validation[0], validation[1]], items)
+            flat_rows([*validation[0], validation[1]], items)
             if not len(validation[0]) == len(validation[1]) > 0:
                 raise DataError(
                     f"{len(validation[0])} validation histories, {len(validation[1])} targets"
@@ -140,7 +140,7 @@ class SasRec:
         self, histories: Sequence[Sequence[int]], k: int, exclude_seen: bool = True
     ) -> LongArray:
         """See `Ranker.rank`."""
-        return _top(self._scores, histories, k, exclude_seen, self.counts)
+        return top_rows(self._scores, histories, k, exclude_seen, self.counts)
 
     def _fit(
         self,

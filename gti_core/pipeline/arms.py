@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gti_core.errors import PipelineError
+from gti_core.pipeline.baselines import TITLES
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,6 @@ LM_ARMS = {
         Arm("gti-multitask", "GTI (nll) + multi-task SFT", "mean", "nll", MULTITASK),
     )
 }
-BASELINES = {
-    "popularity": "popularity",
-    "item-knn": "item-kNN (cosine, 100)",
-    "item-knn-recency": "item-kNN, recency-weighted",
-    "sasrec": "SASRec",
-}
 PAPER_ARMS = (
     "popularity",
     "item-knn",
@@ -66,12 +61,12 @@ SEEDED = frozenset({"sasrec", *LM_ARMS})
 
 def title_of(name: str) -> str:
     """An arm's name for people."""
-    return LM_ARMS[name].title if name in LM_ARMS else BASELINES[name]
+    return LM_ARMS[name].title if name in LM_ARMS else TITLES[name]
 
 
 def check_arms(names: Sequence[str]) -> None:
     """Raises PipelineError for an unknown arm, one named twice, or none."""
-    known = [*BASELINES, *LM_ARMS]
+    known = [*TITLES, *LM_ARMS]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise PipelineError(f"unknown arm {unknown[0]!r}; known: {', '.join(known)}")

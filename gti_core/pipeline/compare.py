@@ -19,6 +19,7 @@ from gti_core.errors import PipelineError
 from gti_core.files import read_json, write_json
 from gti_core.machine import machine
 from gti_core.pipeline.arms import LM_ARMS, PAPER_ARMS, SEEDED, Arm, check_arms, title_of
+from gti_core.pipeline.baselines import fit_baseline
 from gti_core.pipeline.evaluate import EvaluateOptions, rank_cases
 from gti_core.pipeline.finetune import FinetuneOptions, finetune, load_finetuned, model_of
 from gti_core.pipeline.ground import GroundOptions, ground
@@ -28,7 +29,6 @@ from gti_core.types import JsonDict, LongArray
 
 if TYPE_CHECKING:
     from gti_core.data.splits import EvalCase
-    from gti_core.evaluation.baselines import Ranker
 
 RANKS_FORMAT = "gti-ranks/1"
 Progress = Callable[[str, int, int, float | None], None]
@@ -205,45 +205,25 @@ class Comparison:
         }
 
     def _base(self, arm: str, seed: int) -> JsonDict:
-        prepared = self.tokens.prepared
-        rows = prepared.rows
-        train = [[rows[i] for i in items] for items in prepared.split.train.values()]
-        kept = self._kept(arm, seed, prepared_identity := self.tokens.stage.identity)
+        prepared, model = self.tokens.prepared, self.tokens.stage.identity
+        if arm == "sasrec":
+            from gti_core.evaluation.sasrec import SasRecConfig
+
+            model = identity_of(arm, asdict(SasRecConfig()), model)
+        kept = self._kept(arm, seed, model)
         if kept is None:
             began = time.monotonic()
-            ranker = self._fit(arm, train, seed)
-            seconds = time.monotonic() - began
+            ranker = fit_baseline(arm, prepared, seed=seed)
+            fitted = time.monotonic()
+            rows, evaluate = prepared.rows, self.options.evaluate
             histories = [[rows[i] for i in case.history] for case in self.cases]
-            evaluate = self.options.evaluate
-            began = time.monotonic()
             # The catalogue and the prepared data list items in one order.
             rankings = ranker.rank(histories, max(evaluate.ks), evaluate.exclude_seen)
-            decode = time.monotonic() - began
-            kept = self._keep(arm, seed, prepared_identity, rankings, decode, train_s=seconds)
+            kept = self._keep(
+                arm, seed, model, rankings, time.monotonic() - fitted, train_s=fitted - began
+            )
         row = self._row(arm, seed, kept)
         return {**row, "train_s": kept["train_s"], "ground_s": 0.0, "ranks": kept["ranks"]}
-
-    def _fit(self, arm: str, train: list[list[int]], seed: int) -> Ranker:
-        from gti_core.evaluation.baselines import ItemKnn, Popularity
-
-        count = len(self.tokens.catalog)
-        match arm:
-            case "popularity":
-                return Popularity(train, count)
-            case "item-knn":
-                return ItemKnn(train, count, neighbours=100, weighting="cosine")
-            case "item-knn-recency":
-                return ItemKnn(train, count, neighbours=200, weighting="tfidf", half_life=2.0)
-            case _:
-                from gti_core.evaluation.sasrec import SasRec
-
-                rows = self.tokens.prepared.rows
-                valid = self.tokens.prepared.split.valid
-                judges = (
-                    [[rows[i] for i in case.history] for case in valid],
-                    [rows[case.target] for case in valid],
-                )
-                return SasRec(train, count, seed=seed, validation=judges if valid else None)
 
     def _rank(self, tuned: Stage, name: str) -> LongArray:
         finetuned = load_finetuned(tuned.folder)
@@ -322,27 +302,14 @@ class Comparison:
 
 
 def compare(
-    tokens_folder: Path,
-    output: Path,
-    options: CompareOptions,
-    *,
-    cache_dir: Path,
-    backbone: Path | None = None,
-    json: Path | None = None,
-    markdown: Path | None = None,
-    progress: Progress | None = None,
+    comparison: Comparison, *, json: Path | None = None, markdown: Path | None = None
 ) -> str:
     """Run a comparison to its end and write its result after every arm.
 
     Args:
-        tokens_folder: folder of ``gti tokenize``.
-        output: folder for everything that is kept; results.json and results.md among it.
-        options: options.
-        cache_dir: where the demo backbone is converted to.
-        backbone: Hugging Face folder; None for the demo backbone.
+        comparison: results.json and results.md are written into its folder.
         json: also write the JSON there.
         markdown: also write the tables there.
-        progress: called as the work goes on.
 
     Returns:
         The tables as Markdown.
@@ -354,27 +321,18 @@ def compare(
     from gti_core.data.files import write_atomic
     from gti_core.evaluation import report
 
-    comparison = Comparison(
-        tokens_folder,
-        output,
-        options,
-        cache_dir=cache_dir,
-        backbone=backbone,
-        progress=progress,
-    )
+    titles = {name: title_of(name) for name in comparison.options.arms}
     tables = ""
 
     def write(rows: list[JsonDict]) -> None:
         nonlocal tables
         result = comparison.document(rows)
-        tables = report.markdown(result, {name: title_of(name) for name in options.arms})
-        for path in (output / "results.json", json):
-            if path is not None:
-                write_json(path, result)
-        for path in (output / "results.md", markdown):
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(path, tables.encode())
+        tables = report.markdown(result, titles)
+        for path in filter(None, (comparison.output / "results.json", json)):
+            write_json(path, result)
+        for path in filter(None, (comparison.output / "results.md", markdown)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, tables.encode())
 
     comparison.run(write)
     return tables

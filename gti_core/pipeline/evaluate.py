@@ -22,14 +22,20 @@ from gti_core.decoding.beam import BeamSearch
 from gti_core.decoding.constraint import ConstraintIndex
 from gti_core.errors import PipelineError
 from gti_core.files import write_json
+from gti_core.pipeline.baselines import fit_baseline
 from gti_core.prompts import AppendOnlyPrompt
 from gti_core.types import JsonDict, LongArray
 
 if TYPE_CHECKING:
-    from gti_core.evaluation.baselines import Ranker
     from gti_core.lm import SidLM
 
 SPLITS = ("test", "valid")
+SHOWN_BASELINES = {
+    "popularity": "popularity",
+    "item-knn": "item-knn",
+    "item-knn-recency": "item-knn (recency)",
+}
+"""Baselines of every evaluation -> their names in its result."""
 
 
 @dataclass(frozen=True)
@@ -101,22 +107,6 @@ def rank_cases(
     return rankings
 
 
-def baselines(prepared: PreparedData) -> dict[str, Ranker]:
-    """Popularity and item-kNN, fitted on the training histories."""
-    from gti_core.evaluation.baselines import ItemKnn, Popularity
-
-    rows = prepared.rows
-    train = [[rows[i] for i in items] for items in prepared.split.train.values()]
-    count = len(prepared.items)
-    return {
-        "popularity": Popularity(train, count),
-        "item-knn": ItemKnn(train, count, neighbours=100, weighting="cosine"),
-        "item-knn (recency)": ItemKnn(
-            train, count, neighbours=200, weighting="tfidf", half_life=2.0
-        ),
-    }
-
-
 def evaluate(
     lm: SidLM,
     catalog: ItemCatalog,
@@ -147,8 +137,9 @@ def evaluate(
     began = time.monotonic()
     rankings = {"gti": rank_cases(lm, catalog, prompt, cases, options, progress)}
     seconds = time.monotonic() - began
-    for name, ranker in baselines(prepared).items():
-        rankings[name] = ranker.rank(histories, max(options.ks), options.exclude_seen)
+    for name, shown in SHOWN_BASELINES.items():
+        ranker = fit_baseline(name, prepared)
+        rankings[shown] = ranker.rank(histories, max(options.ks), options.exclude_seen)
     values = {name: per_case_metrics(r, targets, options.ks) for name, r in rankings.items()}
     intervals = []
     for metric in (f"recall@{max(options.ks[:2])}", f"ndcg@{max(options.ks[:2])}"):
@@ -175,11 +166,11 @@ def evaluate(
 
 def markdown_table(result: JsonDict) -> str:
     """The result as a Markdown table with the facts that it depends on."""
+    from gti_core.evaluation.report import facts_line
+
     metrics = [name for name in result["rows"][0] if name != "arm"]
-    seen = "seen items excluded" if result["seen_excluded"] else "seen items may come back"
     lines = [
-        f"{result['dataset']}, {result['split']} split, {result['cases']} cases, "
-        f"{result['items']} items, full ranking, {seen}, beam width {result['beam_width']}",
+        facts_line(result),
         "",
         "| arm | " + " | ".join(metrics) + " |",
         "|---|" + "---|" * len(metrics),

@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 from loop_thread import LoopThread
+from marks import STARTS_VLLM
 
 from gti_core.bundle import DEMO_BUNDLE, load_bundle, materialize
 from gti_core.data.demo import movielens_100k
@@ -30,11 +31,8 @@ from service.engine.reference import ReferenceEngine
 from service.engine.vllm_engine import VllmEngine, VllmOptions
 
 pytestmark = [
-    pytest.mark.vllm,
+    *STARTS_VLLM,
     pytest.mark.demo,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
     pytest.mark.filterwarnings(
         "ignore:.*zmq.*Context.__del__:pytest.PytestUnraisableExceptionWarning"

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from loop_thread import LoopThread
+from marks import STARTS_VLLM
 from tiny_llama import BASE_TOKENS, Oracle
 
 from gti_core.catalog import Item, ItemCatalog
@@ -18,12 +19,7 @@ from gti_core.vocabulary import SidVocabulary
 from service.engine.base import DecodeRequest, EngineError, ServingModel
 from service.engine.vllm_engine import VllmEngine, VllmOptions
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = STARTS_VLLM
 
 SIZES = (6, 7, 5, 9)
 

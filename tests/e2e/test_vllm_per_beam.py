@@ -7,18 +7,14 @@ from pathlib import Path
 
 import pytest
 from loop_thread import LoopThread
+from marks import STARTS_VLLM
 from tiny_llama import Oracle, tiny_serving_model
 
 from service.engine.base import DecodeRequest
 from service.engine.vllm_per_beam import LOGPROBS_PER_REQUEST, VllmPerBeamEngine
 from service.engine.vllm_start import VllmOptions
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = STARTS_VLLM
 
 PROMPT = [3 + (7 * i) % 80 for i in range(47)]
 

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from loop_thread import LoopThread
+from marks import STARTS_VLLM
 from tiny_llama import MAX_TOKENS, Oracle, tiny_serving_model
 
 from gti_core.decoding import ScoredRow, exhaustive_search
@@ -31,13 +32,7 @@ from service.engine.base import (
 from service.engine.vllm_beams.wire import FAILED, BeamRequest
 from service.engine.vllm_engine import HELD_SELECTIONS, VllmEngine, VllmOptions
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    # vLLM's imports touch torch's deprecated names.
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = STARTS_VLLM
 
 PROMPT = [3 + (7 * i) % 80 for i in range(47)]
 

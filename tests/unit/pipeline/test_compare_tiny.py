@@ -49,15 +49,8 @@ def backbone(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ran(tokens, backbone, tmp_path_factory):
     output = tmp_path_factory.mktemp("compare")
-    tables = compare(
-        tokens,
-        output,
-        OPTIONS,
-        cache_dir=output,
-        backbone=backbone,
-        json=output / "copy.json",
-        markdown=output / "copy.md",
-    )
+    comparison = Comparison(tokens, output, OPTIONS, cache_dir=output, backbone=backbone)
+    tables = compare(comparison, json=output / "copy.json", markdown=output / "copy.md")
     return output, tables
 
 
