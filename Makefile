@@ -43,9 +43,11 @@ format: setup ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## Measure decoding against transformers; JSON in runs/bench
+bench: setup ## Measure decoding, the constraint and training; JSON in runs/bench (ARGS=--quick)
 	@mkdir -p runs/bench
 	$(BIN)/python -m bench.decode --json runs/bench/decode.json $(ARGS)
+	$(BIN)/python -m bench.constraint --json runs/bench/constraint.json $(ARGS)
+	$(BIN)/python -m bench.training --json runs/bench/training.json $(ARGS)
 
 demo: setup ## Train the demo bundle again, from nothing (hours); result in runs/demo/bundle
 	$(BIN)/gti demo $(ARGS)

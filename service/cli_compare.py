@@ -35,7 +35,7 @@ def compare(
     mode: Annotated[str, typer.Option(help="lora or full.")] = "lora",
     rank: Annotated[int, typer.Option(help="LoRA rank.")] = 16,
     dropout: Annotated[
-        float, typer.Option(help="LoRA dropout; any costs a fifth of the time.")
+        float, typer.Option(help="LoRA dropout; any slows it by a quarter.")
     ] = 0.0,
     lr: Annotated[float, typer.Option(help="Peak rate of adapters or backbone.")] = 1e-3,
     rows_lr: Annotated[float, typer.Option(help="Peak rate of the SID rows.")] = 1e-2,

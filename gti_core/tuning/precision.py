@@ -1,7 +1,7 @@
 """Mixed precision: float32 weights that are trained, bfloat16 products.
 
-On CPUs with bfloat16 instructions this halves the time of full fine-tuning, and saves LoRA the
-casts of its inputs to float32 and back (figures in docs/results.md).
+On CPUs with bfloat16 instructions this makes full fine-tuning faster by half, and saves LoRA the
+casts of its inputs to float32 and back (`python -m bench.training`; docs/performance.md).
 """
 
 from __future__ import annotations
