@@ -34,9 +34,7 @@ def compare(
     batch_size: Annotated[int, typer.Option(help="Windows per fine-tuning step.")] = 32,
     mode: Annotated[str, typer.Option(help="lora or full.")] = "lora",
     rank: Annotated[int, typer.Option(help="LoRA rank.")] = 16,
-    dropout: Annotated[
-        float, typer.Option(help="LoRA dropout; any slows it by a quarter.")
-    ] = 0.0,
+    dropout: Annotated[float, typer.Option(help="LoRA dropout; any slows it by a quarter.")] = 0.0,
     lr: Annotated[float, typer.Option(help="Peak rate of adapters or backbone.")] = 1e-3,
     rows_lr: Annotated[float, typer.Option(help="Peak rate of the SID rows.")] = 1e-2,
     max_history: Annotated[int, typer.Option(help="Most items in a prompt.")] = 20,
