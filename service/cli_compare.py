@@ -48,7 +48,7 @@ def compare(
     ground_lr: Annotated[float, typer.Option(help="Peak rate of rows while grounding.")] = 1e-2,
     ks: Annotated[str, typer.Option(help="Cut-offs.")] = "5,10,20,50",
     beam_width: Annotated[int, typer.Option(help="Prefixes kept per level.")] = 50,
-    decode_batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
+    decode_batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 16,
     limit: Annotated[int, typer.Option(help="Only the first so many cases; 0 for all.")] = 0,
     split: Annotated[str, typer.Option(help="test or valid.")] = "test",
     dtype: Annotated[str, typer.Option(help="Of the products: bfloat16 or float32.")] = "bfloat16",

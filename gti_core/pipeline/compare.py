@@ -226,8 +226,11 @@ class Comparison:
         return {**row, "train_s": kept["train_s"], "ground_s": 0.0, "ranks": kept["ranks"]}
 
     def _rank(self, tuned: Stage, name: str) -> LongArray:
+        from gti_core.fusion import fuse
+
         finetuned = load_finetuned(tuned.folder)
         lm = model_of(finetuned, cache_dir=self._cache_dir, dtype=self.options.dtype)
+        fuse(lm.backbone)
 
         def report(phase: str, done: int, total: int) -> None:
             if self._progress is not None:

@@ -172,6 +172,7 @@ def finetune(
     """
     import torch
 
+    from gti_core.fusion import prepare_training
     from gti_core.grounding.corpus import GroundingCorpus
     from gti_core.lm import SidLM, encode_text, load_backbone, load_tokenizer
     from gti_core.pipeline.stage import identity_of
@@ -197,6 +198,7 @@ def finetune(
     lm = SidLM(model, grounded.vocabulary, grounded.rows["rows_in"], grounded.rows.get("rows_out"))
     if not full:
         attach(model, options.lora, seed=options.loop.seed)
+    prepare_training(model)
     tokenizer = load_tokenizer(folder)
     instruction_ids = encode_text(tokenizer, options.instruction)
     prompt = AppendOnlyPrompt(

@@ -183,6 +183,7 @@ def ground(
     import torch
 
     from gti_core.files import write_safetensors
+    from gti_core.fusion import prepare_training
     from gti_core.grounding.corpus import GroundingCorpus
     from gti_core.grounding.diagnostics import effective_rank, mean_cosine
     from gti_core.lm import SidLM, is_tied, load_backbone, load_tokenizer
@@ -213,6 +214,7 @@ def ground(
     if options.objective.endswith("nll"):
         corpus = GroundingCorpus(tokens.catalog.items, vocabulary, tokenizer)
         examples = Examples(corpus.epoch, options.loop)
+        prepare_training(model)
         done = train(lm, examples, options.loop, output, identity=identity, progress=progress)
     rows = rows_of(lm)
     write_safetensors(output / "rows.safetensors", rows)
