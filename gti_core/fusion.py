@@ -1,8 +1,8 @@
 """Faster forward and backward passes for long runs, without touching what is computed.
 
-Two things cost most on a CPU besides the matrix products: the many small passes over memory of norms
-and gates, which `torch.compile` fuses, and the backward pass of PyTorch's fused attention, which on
-short sequences in bfloat16 takes longer than all products together (`python -m bench.training`;
+Two things cost most on a CPU besides the matrix products: the many small passes over memory of
+norms and gates, which `torch.compile` fuses, and the backward pass of fused attention, which on
+short bfloat16 sequences takes longer than all products together (`python -m bench.training`;
 docs/performance.md). Only norms and MLPs are compiled: one layer's code serves all layers, so it is
 ready in seconds, where a whole model takes minutes.
 """
