@@ -38,12 +38,18 @@ class Item:
 class ItemCatalog:
     """N items with one distinct SID each, in a fixed row order.
 
+    Rows are never removed. An item that got a new SID has a new row; its old one is *superseded*:
+    it keeps its SID, which old histories may be written in, and is not found by its id any more.
+
     Args:
         items: the items; their order is the catalogue's row order.
 
     Raises:
         CatalogError: duplicate id, duplicate SID, SIDs of different depth, or no item at all.
     """
+
+    superseded: frozenset[int] = frozenset()
+    """Rows whose item has a newer row."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         if not items:
@@ -92,8 +98,11 @@ class ItemCatalog:
 
     @cached_property
     def by_popularity(self) -> tuple[Item, ...]:
-        """Items, most popular first; equals keep row order."""
-        return tuple(sorted(self._items, key=lambda item: -item.popularity))
+        """Items, most popular first; equals keep row order. Superseded rows are left out."""
+        rows = self._items
+        if self.superseded:
+            rows = tuple(item for row, item in enumerate(rows) if row not in self.superseded)
+        return tuple(sorted(rows, key=lambda item: -item.popularity))
 
     def get(self, item_id: ItemId) -> Item | None:
         """The item with this id, or None."""
@@ -114,6 +123,50 @@ class ItemCatalog:
         """sha256 over ids and SIDs in row order, hex. Text is not part of it."""
         payload = json.dumps([[item.item_id, list(item.sid)] for item in self._items])
         return hashlib.sha256(payload.encode()).hexdigest()
+
+    def extended(self, items: Sequence[Item]) -> ItemCatalog:
+        """A catalogue with further rows; an item whose id is known supersedes its row. O(N).
+
+        Raises:
+            CatalogError: a SID that is taken or of another depth, or an id twice among ``items``.
+        """
+        following = ItemCatalog.__new__(ItemCatalog)
+        following._row, following._by_sid = dict(self._row), dict(self._by_sid)
+        superseded = set(self.superseded)
+        for row, item in enumerate(items, start=len(self)):
+            if len(item.sid) != self.levels:
+                raise CatalogError(
+                    f"item {item.item_id!r}: SID {item.sid} is not {self.levels} levels"
+                )
+            other = following._by_sid.get(item.sid)
+            if other is not None:
+                raise CatalogError(f"item {item.item_id!r}: SID {item.sid} is taken")
+            before = following._row.get(item.item_id)
+            if before is not None:
+                if before >= len(self):
+                    raise CatalogError(f"item id {item.item_id!r} appears twice")
+                superseded.add(before)
+            following._row[item.item_id] = row
+            following._by_sid[item.sid] = row
+        following._items = (*self._items, *items)
+        following.superseded = frozenset(superseded)
+        return following
+
+    def changed(self, items: Mapping[int, Item]) -> ItemCatalog:
+        """A catalogue with other texts, attributes or popularity at some rows. O(N).
+
+        Raises:
+            CatalogError: another id or SID than the row has.
+        """
+        rows = list(self._items)
+        for row, item in items.items():
+            if (item.item_id, item.sid) != (rows[row].item_id, rows[row].sid):
+                raise CatalogError(f"row {row} is item {rows[row].item_id!r} at {rows[row].sid}")
+            rows[row] = item
+        following = ItemCatalog.__new__(ItemCatalog)
+        following._items, following.superseded = tuple(rows), self.superseded
+        following._row, following._by_sid = self._row, self._by_sid
+        return following
 
     def with_texts(self, texts: Mapping[ItemId, JsonDict]) -> ItemCatalog:
         """A catalogue whose items take title, description and attributes from ``texts``.

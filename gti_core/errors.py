@@ -10,7 +10,9 @@
     │   └── BundleCorruptError   a file that does not match its digest
     ├── PipelineError        a stage folder that is missing, foreign or unfinished
     ├── DecodingError        a request that the decoder can't answer
-    └── UnsupportedModelError    a backbone that can't take new rows
+    ├── UnsupportedModelError    a backbone that can't take new rows
+    └── GroundingError       new items that can't be grounded
+        └── ReserveExhaustedError    fewer reserved codes than new items
 """
 
 from __future__ import annotations
@@ -105,3 +107,25 @@ class UnsupportedModelError(GtiError):
     """The backbone can't take new vocabulary rows (for instance a head with a bias)."""
 
     code = "model_unsupported"
+
+
+class GroundingError(GtiError):
+    """Items can't be grounded."""
+
+    code = "grounding_failed"
+
+
+class ReserveExhaustedError(GroundingError):
+    """Fewer reserved codes are left than new items need.
+
+    Args:
+        left: reserved codes left.
+        wanted: codes needed.
+    """
+
+    code = "reserve_exhausted"
+
+    def __init__(self, left: int, wanted: int) -> None:
+        super().__init__(f"{wanted} reserved codes are needed, {left} are left")
+        self.left = left
+        self.wanted = wanted

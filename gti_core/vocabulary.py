@@ -8,7 +8,7 @@ rest are reserved for items that arrive later, never reachable until they are ac
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,14 +27,17 @@ class SidVocabulary:
         sizes: rows per level, active and reserved, length L.
         active: active codes per level, ``0 < active[l] <= sizes[l]``.
         first_token_id: token id of (level 0, code 0); the backbone's number of embedding rows.
+        skipped: (level, code) below ``active`` that are not active: codes that a version which
+            this one does not descend from has used, and whose rows hold that version's values.
 
     Raises:
-        VocabularyError: sizes and active disagree.
+        VocabularyError: sizes and active disagree, or a skipped code is not below ``active``.
     """
 
     sizes: tuple[int, ...]
     active: tuple[int, ...]
     first_token_id: int
+    skipped: frozenset[tuple[int, int]] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.sizes or len(self.sizes) != len(self.active):
@@ -46,6 +49,9 @@ class SidVocabulary:
                 raise VocabularyError(f"level {level}: {active} active codes of {size} rows")
         if self.first_token_id < 0:
             raise VocabularyError(f"first_token_id is {self.first_token_id}")
+        for level, code in self.skipped:
+            if not 0 <= level < self.levels or not 0 <= code < self.active[level]:
+                raise VocabularyError(f"code {code} of level {level} is not among the active ones")
 
     @property
     def levels(self) -> int:
@@ -68,6 +74,8 @@ class SidVocabulary:
         mask = np.zeros(self.rows, dtype=np.bool_)
         for offset, active in zip(self.offsets, self.active, strict=True):
             mask[offset : offset + active] = True
+        for level, code in self.skipped:
+            mask[self.offsets[level] + code] = False
         mask.flags.writeable = False
         return mask
 
@@ -121,19 +129,45 @@ class SidVocabulary:
         Raises:
             VocabularyError: fewer than ``count`` reserved codes are left.
         """
-        left = self.sizes[level] - self.active[level]
+        left = self.reserved(level)
         if not 0 <= count <= left:
             raise VocabularyError(f"level {level} has {left} reserved codes left, {count} asked")
         active = tuple(a + count if index == level else a for index, a in enumerate(self.active))
-        return SidVocabulary(self.sizes, active, self.first_token_id)
+        return replace(self, active=active)
+
+    def skip_to(self, level: int, code: int) -> SidVocabulary:
+        """A vocabulary whose next reserved code of a level is ``code``; those before are skipped.
+
+        Raises:
+            VocabularyError: the code is active already, or the level has no such code.
+        """
+        first = self.active[level]
+        if not first <= code <= self.sizes[level]:
+            raise VocabularyError(f"code {code} of level {level} is no reserved code")
+        passed = {(level, number) for number in range(first, code)}
+        return replace(self.activate(level, code - first), skipped=self.skipped | passed)
+
+    def reserved(self, level: int) -> int:
+        """Reserved codes left at a level."""
+        return self.sizes[level] - self.active[level]
+
+    def is_active(self, sid: Sid) -> bool:
+        """True when a SID has one code per level and all of them are active."""
+        return len(sid) == self.levels and all(
+            0 <= code < self.active[level] and (level, code) not in self.skipped
+            for level, code in enumerate(sid)
+        )
 
     def to_json(self) -> JsonDict:
         """JSON form, as it stands in a bundle's manifest."""
-        return {
+        data: JsonDict = {
             "sizes": list(self.sizes),
             "active": list(self.active),
             "first_token_id": self.first_token_id,
         }
+        if self.skipped:
+            data["skipped"] = [list(pair) for pair in sorted(self.skipped)]
+        return data
 
     @classmethod
     def from_json(cls, data: JsonDict) -> SidVocabulary:
@@ -143,6 +177,7 @@ class SidVocabulary:
                 tuple(int(x) for x in data["sizes"]),
                 tuple(int(x) for x in data["active"]),
                 int(data["first_token_id"]),
+                frozenset((int(level), int(code)) for level, code in data.get("skipped", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise VocabularyError(f"not a vocabulary: {error!r}") from error

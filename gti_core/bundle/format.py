@@ -8,6 +8,7 @@
     quantizer.safetensors    codebooks (and the RQ-VAE's MLPs)
     rows.safetensors         "rows_in" [S, D], and "rows_out" [S, D] for untied backbones; float32
     adapter.safetensors      LoRA matrices, or every tuned weight in mode "full"
+    histories.jsonl          histories of a sample of users, without their ids; may be absent
     texts.jsonl              titles, descriptions, attributes; absent where the manifest says that
                              they are joined from an installed data set
 
@@ -195,7 +196,7 @@ def check_sids(catalog: ItemCatalog, vocabulary: SidVocabulary) -> None:
     if catalog.levels != vocabulary.levels:
         raise BundleError(f"SIDs have {catalog.levels} levels, the vocabulary {vocabulary.levels}")
     for item in catalog:
-        if any(c >= a for c, a in zip(item.sid, vocabulary.active, strict=True)):
+        if not vocabulary.is_active(item.sid):
             raise BundleError(f"item {item.item_id!r}: SID {item.sid} uses a code not active")
 
 

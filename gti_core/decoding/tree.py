@@ -8,7 +8,7 @@ any attention can follow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from gti_core.decoding.beam import BeamSearch
 from gti_core.lm import SidLM
+
+OnStates = Callable[[int, Tensor], None]
+"""Called with a search's number and the states [W, D] that its next codes are scored in."""
 
 
 def attention_window(model: Any) -> int | None:
@@ -41,13 +44,19 @@ def columns_needed(prompts: Sequence[Sequence[int]], searches: Sequence[BeamSear
 
 
 @torch.inference_mode()
-def run_tree(lm: SidLM, prompts: Sequence[Sequence[int]], searches: Sequence[BeamSearch]) -> None:
+def run_tree(
+    lm: SidLM,
+    prompts: Sequence[Sequence[int]],
+    searches: Sequence[BeamSearch],
+    on_states: OnStates | None = None,
+) -> None:
     """Drive one beam search per prompt to its end.
 
     Args:
         lm: the model, in eval mode; no attention window below `columns_needed`.
         prompts: B prompts of token ids below V + S, none empty; lengths may differ.
         searches: B fresh searches, none done; advanced in place.
+        on_states: called for every search before each of its levels.
     """
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     width = int(lengths.max())
@@ -60,12 +69,15 @@ def run_tree(lm: SidLM, prompts: Sequence[Sequence[int]], searches: Sequence[Bea
     sees |= torch.eye(width, dtype=torch.bool)
     positions = (torch.arange(width) - (width - lengths)[:, None]).clamp_min(0)
     hidden, cache = _forward(lm, ids, sees, positions, None)
-    logprobs = _logprobs(lm, hidden[:, -1:])
+    states = hidden[:, -1:]
+    logprobs = _logprobs(lm, states)
     # Per search and beam, the columns of its codes so far.
     columns: list[Tensor] = [torch.empty(1, 0, dtype=torch.int64) for _ in searches]
     start = width
     while True:
         for row, search in enumerate(searches):
+            if on_states is not None:
+                on_states(row, states[row, : len(search.frontier)])
             search.advance(logprobs[row, : len(search.frontier)])
             columns[row] = columns[row][search.parents]
         if searches[0].done:
@@ -85,8 +97,8 @@ def run_tree(lm: SidLM, prompts: Sequence[Sequence[int]], searches: Sequence[Bea
             sees[row, :beams].scatter_(1, columns[row], True)
             columns[row] = torch.cat([columns[row], start + own[:beams, None]], dim=1)
         positions = (lengths + level - 1)[:, None].expand(-1, count)
-        hidden, cache = _forward(lm, ids, sees, positions, cache)
-        logprobs = _logprobs(lm, hidden)
+        states, cache = _forward(lm, ids, sees, positions, cache)
+        logprobs = _logprobs(lm, states)
         start += count
 
 

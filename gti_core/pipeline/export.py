@@ -9,6 +9,7 @@ from pathlib import Path
 from gti_core.backbone import new_folder, resolve_backbone, sha256_file
 from gti_core.bundle import format as layout
 from gti_core.bundle.format import Bundle, load_bundle
+from gti_core.bundle.histories import HISTORIES, MOST_USERS, sample_histories
 from gti_core.bundle.merge import write_merged
 from gti_core.data.files import json_lines
 from gti_core.errors import PipelineError
@@ -18,7 +19,12 @@ from gti_core.types import JsonDict
 
 
 def export_bundle(
-    finetuned_folder: Path, output: Path, *, name: str, join_texts: str | None = None
+    finetuned_folder: Path,
+    output: Path,
+    *,
+    name: str,
+    join_texts: str | None = None,
+    histories: int = MOST_USERS,
 ) -> Bundle:
     """Write a bundle; the folder appears whole or not at all.
 
@@ -27,7 +33,10 @@ def export_bundle(
         output: the bundle's folder; must not exist.
         name: name for people.
         join_texts: "movielens-100k" leaves the texts out and joins them from the installed data
-            set when the bundle is loaded; None writes them into the bundle.
+            set when the bundle is loaded; None writes them into the bundle. The same goes for
+            the histories.
+        histories: users whose histories go into the bundle, without their ids, to ground new
+            items with and to judge them by; 0 for none.
     """
     if output.exists():
         raise PipelineError(f"{output} exists; a bundle is never overwritten")
@@ -56,7 +65,14 @@ def export_bundle(
             ]
             (folder / layout.TEXTS).write_bytes(json_lines(texts))
             names.append(layout.TEXTS)
+            if histories:
+                sample = sample_histories(tokens.prepared.split, histories)
+                (folder / HISTORIES).write_bytes(json_lines(sample))
+                names.append(HISTORIES)
         manifest = _manifest(tuned, name, join_texts)
+        if histories:
+            kind = "file" if join_texts is None else join_texts
+            manifest["histories"] = {"kind": kind}
         manifest["files"] = {file: sha256_file(folder / file) for file in names}
         write_json(folder / layout.MANIFEST, manifest)
         # Reads back what was written; a bundle that does not load is not left behind.

@@ -1,0 +1,1 @@
+"""New items online: from texts to semantic IDs and grounded rows, judged before they serve."""

@@ -1,0 +1,356 @@
+"""OnlineGrounder: from item texts to a proposal, on the frozen model, in seconds."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gti_core.bundle.delta import CatalogState, Delta, Rows
+from gti_core.bundle.format import Bundle
+from gti_core.bundle.histories import histories_of
+from gti_core.catalog import Item
+from gti_core.errors import GroundingError
+from gti_core.onboarding.assign import (
+    Neighbours,
+    assign_new,
+    choose_prefix,
+    nearest_items,
+    neighbour_weights,
+)
+from gti_core.onboarding.gate import BatchVerdict, GateOptions, judge
+from gti_core.onboarding.proposal import Proposal, Report
+from gti_core.types import FloatArray, LongArray, Sid
+
+if TYPE_CHECKING:
+    from gti_core.data.dataset import ItemText
+    from gti_core.lm import SidLM
+    from gti_core.onboarding.assets import Assets, AssetSizes
+    from gti_core.onboarding.evidence import EvidenceOptions
+    from gti_core.onboarding.probes import ProbeBeams
+    from gti_core.quantizer.encoder import TextEncoder
+
+log = logging.getLogger(__name__)
+
+NEIGHBOURS = 20
+ABILITY_ITEMS = 32
+"""Old items whose own text is tried, to learn whether this model can be asked by text at all."""
+OWN_HISTORIES, OWN_NEIGHBOURS, OWN_LENGTH = 8, 8, 3
+"""Made-up histories that a new item is asked by where texts can't be: how many, of how many of its
+neighbours, how long."""
+OWN_BEAM_WIDTH = 20
+
+
+@dataclass(frozen=True)
+class GrounderOptions:
+    """Options of online grounding.
+
+    Args:
+        gate: limits.
+        ridge: pull of a row towards its start, see `gti_core.onboarding.fit`.
+        seed: of everything that is drawn.
+    """
+
+    gate: GateOptions = field(default_factory=GateOptions)
+    ridge: float = 0.1
+    seed: int = 0
+
+
+class OnlineGrounder:
+    """See `gti_core.onboarding.proposal.Grounder`.
+
+    Args:
+        bundle: the base version.
+        cache_dir: where backbones and assets are kept.
+        options: options.
+        encoder_dir: the text encoder that the bundle was tokenized with; None for the demo's.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        cache_dir: Path,
+        options: GrounderOptions | None = None,
+        encoder_dir: Path | None = None,
+        *,
+        sizes: AssetSizes | None = None,
+        evidence: EvidenceOptions | None = None,
+    ) -> None:
+        self._bundle = bundle
+        self._cache_dir = cache_dir
+        self._options = options or GrounderOptions()
+        self._encoder_dir = encoder_dir
+        self._sizes = sizes
+        self._evidence = evidence
+        self._known: dict[str, FloatArray] = {}
+        self._lm: SidLM
+        self._encoder: TextEncoder
+        self._assets: Assets
+        self._tokenizer: Any
+        self._by_text = False
+
+    def load(self) -> None:
+        """Load model, encoder and assets. See `Grounder.load`."""
+        from gti_core.backbone import resolve_backbone
+        from gti_core.lm import load_tokenizer
+        from gti_core.onboarding.assets import AssetSizes, load_assets
+        from gti_core.pipeline.load import bundle_model
+        from gti_core.quantizer.encoder import TextEncoder, find_demo_encoder
+
+        bundle = self._bundle
+        self._encoder = TextEncoder(self._encoder_dir or find_demo_encoder())
+        self._lm = bundle_model(bundle, cache_dir=self._cache_dir, dtype="bfloat16")
+        self._lm.requires_grad_(False)
+        backbone = resolve_backbone(bundle.manifest["backbone"], self._cache_dir)
+        self._tokenizer = load_tokenizer(backbone)
+        self._assets = load_assets(
+            bundle,
+            self._lm,
+            self._encoder,
+            histories_of(bundle),
+            self._cache_dir,
+            self._sizes or AssetSizes(),
+            self._ability,
+        )
+        ability = self._assets.ability
+        self._by_text = ability >= self._options.gate.least_ability
+        log.info(
+            "own texts lead to %.0f %% of old items, so new ones are asked by %s",
+            100 * ability,
+            "text" if self._by_text else "histories",
+        )
+
+    def propose(
+        self, state: CatalogState, items: Sequence[ItemText], first_code: int, report: Report
+    ) -> Proposal:
+        """See `Grounder.propose`."""
+        from gti_core.onboarding.assets import text_of_item, vectors_of
+
+        count = len(items)
+        report("encoding", 0, count)
+        self._write(state)
+        plain = [
+            Item(item.item_id, (), item.title, item.description, dict(item.attributes))
+            for item in items
+        ]
+        if not all(text_of_item(item) for item in plain):
+            raise GroundingError("an item has no text")
+        new = self._encoder.encode([text_of_item(item) for item in plain])
+        known = vectors_of(state, self._assets, self._encoder, self._known)
+        report("assigning", 0, count)
+        near = self._nearest(state, {item.item_id for item in items}, new, known)
+        popularity = np.array([item.popularity for item in state.catalog], dtype=np.float32)
+        weights = neighbour_weights(near, popularity)
+        sids = state.catalog.sids
+        prefixes = [
+            choose_prefix(sids, near.rows[number], weights[number]) for number in range(count)
+        ]
+        assigned, vocabulary = assign_new(prefixes, state.vocabulary, first_code)
+        report("grounding", 0, count)
+        rows = self._ground(state, plain, prefixes, near, weights, report)
+        added = tuple(
+            Item(item.item_id, sid, item.title, item.description, item.attributes)
+            for item, sid in zip(plain, assigned, strict=True)
+        )
+        last = vocabulary.levels - 1
+        numbers = np.array([vocabulary.row(last, sid[-1]) for sid in assigned], dtype=np.int64)
+        delta = Delta(vocabulary, added, rows=Rows(numbers, *rows))
+        report("validating", 0, count)
+        verdict = self._validate(state, state.apply(delta), added, near, weights)
+        report("validating", count, count)
+        for number, one in enumerate(verdict.items):
+            nearest = state.catalog.items[int(near.rows[number, 0])]
+            one.figures["nearest"] = nearest.item_id
+        return Proposal(
+            delta if verdict.passed else None, verdict.items, verdict.reasons, verdict.figures
+        )
+
+    def _write(self, state: CatalogState) -> None:
+        """Give the model the rows activated since the base; it reads them in histories."""
+        import torch
+
+        if state.rows is None:
+            return
+        numbers = torch.from_numpy(state.rows.numbers)
+        with torch.no_grad():
+            self._lm.rows_in[numbers] = torch.from_numpy(state.rows.rows_in)
+            if state.rows.rows_out is not None:
+                self._lm.rows_out[numbers] = torch.from_numpy(state.rows.rows_out)
+
+    def _nearest(
+        self, state: CatalogState, own: set[str], new: FloatArray, known: FloatArray
+    ) -> Neighbours:
+        """Neighbours in service, an item's own earlier row left out."""
+        candidates = [
+            row
+            for row in np.flatnonzero(state.index.available).tolist()
+            if state.catalog.items[row].item_id not in own
+        ]
+        return nearest_items(new, known, np.array(candidates, dtype=np.int64), NEIGHBOURS)
+
+    def _ground(
+        self,
+        state: CatalogState,
+        items: Sequence[Item],
+        prefixes: Sequence[Sid],
+        near: Neighbours,
+        weights: FloatArray,
+        report: Report,
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """Input and output rows of the items' new codes, [M, D]; the latter None when tied."""
+        from gti_core.onboarding.evidence import EvidenceMaker, EvidenceOptions
+        from gti_core.onboarding.fit import fit_rows
+
+        maker = EvidenceMaker(
+            self._lm,
+            self._bundle.prompt,
+            self._assets.contexts,
+            state.catalog.sids,
+            self._activated(state),
+            self._evidence or EvidenceOptions(),
+            self._options.seed,
+        )
+        start_in = self._copied(state, near, self._lm.rows_in)
+        start_out = start_in if self._lm.tied else self._copied(state, near, self._lm.rows_out)
+        found = start_out.copy()
+        groups: dict[Sid, list[int]] = defaultdict(list)
+        for number, prefix in enumerate(prefixes):
+            groups[prefix].append(number)
+        done = 0
+        for prefix, members in groups.items():
+            evidence = maker.for_group(
+                prefix,
+                [self._texts(items[number]) for number in members],
+                Neighbours(near.rows[members], near.similarity[members]),
+                weights[members],
+            )
+            found[members] = fit_rows(start_out[members], evidence, ridge=self._options.ridge)
+            done += len(members)
+            report("grounding", done, len(items))
+        return (found, None) if self._lm.tied else (start_in, found)
+
+    def _copied(self, state: CatalogState, near: Neighbours, rows: Any) -> FloatArray:
+        """Start of each new row: the row of the nearest item's last code, [M, D] float32."""
+        vocabulary = state.vocabulary
+        last = vocabulary.levels - 1
+        codes = state.catalog.sids[near.rows[:, 0], last]
+        copied: FloatArray = rows.detach()[vocabulary.offsets[last] + codes].float().numpy()
+        return copied.copy()
+
+    def _activated(self, state: CatalogState) -> FloatArray:
+        if state.rows is None:
+            return np.empty((0, int(self._lm.embedding.shape[1])), dtype=np.float32)
+        return state.rows.rows_in if state.rows.rows_out is None else state.rows.rows_out
+
+    def _texts(self, item: Item) -> list[list[int]]:
+        """Prompts made of an item's own text, as token ids."""
+        from gti_core.grounding.corpus import TO_SID, GroundingCorpus, families_of
+        from gti_core.lm import encode_text
+        from gti_core.text import clean_text
+
+        search = self._bundle.search
+        prompts: list[list[int]] = []
+        if search is not None:
+            for text in (item.title, f"{item.title} {item.description}"):
+                cleaned = clean_text(text, 500)
+                if cleaned:
+                    prompts.append(search.token_ids(encode_text(self._tokenizer, cleaned)))
+        levels = self._lm.vocabulary.levels
+        whole = Item(item.item_id, (0,) * levels, item.title, item.description, item.attributes)
+        families = [family for family in families_of(whole) if family in TO_SID]
+        if families:
+            corpus = GroundingCorpus([whole], self._lm.vocabulary, self._tokenizer)
+            prompts.extend(list(corpus.example(0, family).prompt) for family in families)
+        return prompts
+
+    def _ability(self) -> float:
+        """Share of old items that stand in the first k after their own text."""
+        state = CatalogState.of(self._bundle.catalog, self._bundle.vocabulary)
+        items = list(state.catalog.items)
+        chosen = random.Random(0).sample(items, min(ABILITY_ITEMS, len(items)))
+        prompts = [self._texts(item)[0] for item in chosen]
+        rows = [state.catalog.row(item.item_id) for item in chosen]
+        beams = self._searched(state, prompts, [frozenset()] * len(prompts))
+        lists = self._ranked(beams, state, self._options.gate.own_k)
+        return float((lists == np.array(rows)[:, None]).any(axis=1).mean())
+
+    def _validate(
+        self,
+        before: CatalogState,
+        after: CatalogState,
+        added: Sequence[Item],
+        near: Neighbours,
+        weights: FloatArray,
+    ) -> BatchVerdict:
+        from gti_core.onboarding.evidence import history_prompts, made_up_histories
+
+        rng = random.Random(f"own/{self._options.seed}")
+        prompts: list[list[int]] = []
+        seen: list[frozenset[int]] = []
+        owners: list[int] = []
+        for number, item in enumerate(added):
+            if self._by_text:
+                own = self._texts(item)
+                seen.extend([frozenset()] * len(own))
+            else:
+                histories = made_up_histories(
+                    near.rows[number, :OWN_NEIGHBOURS],
+                    weights[number, :OWN_NEIGHBOURS],
+                    OWN_HISTORIES,
+                    OWN_LENGTH,
+                    rng,
+                )
+                own = history_prompts(histories, after.catalog.sids, self._bundle.prompt, self._lm)
+                seen.extend(frozenset(history) for history in histories)
+            prompts.extend(own)
+            owners.extend([number] * len(own))
+        gate = self._options.gate
+        lists = self._ranked(self._searched(after, prompts, seen), after, gate.own_k)
+        own_lists = [
+            lists[[place for place, owner in enumerate(owners) if owner == number]]
+            for number in range(len(added))
+        ]
+        probes = self._assets.probes
+        return judge(
+            [item.item_id for item in added],
+            [after.catalog.row(item.item_id) for item in added],
+            own_lists,
+            near.similarity[:, 0].tolist(),
+            self._ranked(probes, before, gate.k),
+            self._ranked(probes, after, gate.k),
+            probes.targets,
+            gate,
+            by_text=self._by_text,
+        )
+
+    def _searched(
+        self,
+        state: CatalogState,
+        prompts: Sequence[Sequence[int]],
+        seen: Sequence[frozenset[int]],
+    ) -> ProbeBeams:
+        from gti_core.onboarding.probes import search_prefixes
+
+        nothing = [-1] * len(prompts)
+        return search_prefixes(
+            self._lm, state.index, prompts, seen, nothing, beam_width=OWN_BEAM_WIDTH
+        )
+
+    def _ranked(self, beams: ProbeBeams, state: CatalogState, k: int) -> LongArray:
+        from gti_core.onboarding.probes import rank_probes
+
+        vocabulary = state.vocabulary
+        last = vocabulary.levels - 1
+        first = vocabulary.offsets[last]
+        rows = self._lm.output_rows.detach().float().numpy().copy()
+        activated = self._activated(state)
+        if state.rows is not None:
+            rows[state.rows.numbers] = activated
+        last_rows = rows[first : first + vocabulary.sizes[last]]
+        return rank_probes(beams, state, last_rows, activated, k)
