@@ -171,6 +171,21 @@ class OnlineGrounder:
             delta if verdict.passed else None, verdict.items, verdict.reasons, verdict.figures
         )
 
+    def vectors(self, items: Sequence[Item]) -> FloatArray:
+        """Text vectors of items, of length 1, [M, E]."""
+        from gti_core.onboarding.assets import text_of_item
+
+        return self._encoder.encode([text_of_item(item) for item in items])
+
+    def copied_rows(self, state: CatalogState, items: Sequence[ItemText]) -> FloatArray:
+        """Output rows of the last codes of the items' nearest neighbours, [M, D]: what grounding
+        starts from."""
+        plain = [Item(i.item_id, (), i.title, i.description, dict(i.attributes)) for i in items]
+        near = self._nearest(
+            state, {item.item_id for item in items}, self.vectors(plain), self._assets.vectors
+        )
+        return self._copied(state, near, self._lm.output_rows)
+
     def _write(self, state: CatalogState) -> None:
         """Give the model the rows activated since the base; it reads them in histories."""
         import torch
