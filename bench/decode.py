@@ -118,7 +118,7 @@ async def _ask(
     engine: Any, waiting: Iterator[list[int]], width: int, latencies: list[float]
 ) -> None:
     for prompt in waiting:
-        request = DecodeRequest("bench", prompt, min(RESULTS, width), width)
+        request = DecodeRequest(engine.model, "bench", prompt, min(RESULTS, width), width)
         begun = time.perf_counter()
         found = await engine.decode(request)
         latencies.append(time.perf_counter() - begun)

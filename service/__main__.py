@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
 import uvicorn
 
 from gti_core.bundle import DEMO_BUNDLE, load_bundle, materialize, tokenizer_folder
+from gti_core.bundle.delta import CatalogState
 from gti_core.errors import GtiError
 from service.app import create_app
 from service.context import ServingContext
-from service.engine.base import Engine
+from service.engine.base import Engine, ServingModel
 from service.logs import configure_logging
+from service.onboarding.running import Onboarding
+from service.onboarding.supervisor import Supervisor
+from service.onboarding.worker_process import open_store
 from service.runtime import BuildEngine, LoadEncoder, Progress
 from service.search import QueryEncoder
-from service.settings import Settings, env_name, flag, unknown_variables
+from service.settings import (
+    WORKER_SETTINGS,
+    Settings,
+    env_name,
+    flag,
+    unknown_variables,
+)
 
 if TYPE_CHECKING:
     from gti_core.bundle import Bundle
@@ -41,6 +53,7 @@ def run(settings: Settings) -> None:
         StartError: the address can't be used, the data folder can't be written, the engine did
             not start or died.
         BundleError: the bundle is missing, unknown or corrupt.
+        StoreError: the store can't be used, or belongs to another bundle.
     """
     configure_logging(settings.log_level, settings.log_format)
     for name in unknown_variables():
@@ -57,6 +70,7 @@ def run(settings: Settings) -> None:
             engine_builder(settings, bundle, context),
             listener,
             encoder_loader(settings, bundle),
+            onboarding(settings, bundle, context),
         )
     finally:
         listener.close()
@@ -107,12 +121,37 @@ def encoder_loader(settings: Settings, bundle: Bundle) -> LoadEncoder | None:
     )
 
 
+def onboarding(settings: Settings, bundle: Bundle, context: ServingContext) -> Onboarding:
+    """Versions and jobs as the settings say. Raises StoreError."""
+    store = open_store(settings.store_url, bundle)
+    wanted = settings.grounding_worker
+    if wanted is None:
+        wanted = settings.engine != "fake" and "encoder" in bundle.manifest
+    supervisor = None
+    if wanted:
+        command = [sys.executable, "-m", "service.cli", "worker"]
+        supervisor = Supervisor(store, command, _worker_environment(settings))
+    base = CatalogState(context.catalog, context.vocabulary, context.index)
+    return Onboarding(store, base, supervisor=supervisor)
+
+
+def _worker_environment(settings: Settings) -> dict[str, str]:
+    # Not on the command line, which others on the machine can read: a URL may hold a password.
+    given = {
+        env_name(name): str(value)
+        for name in WORKER_SETTINGS
+        if (value := getattr(settings, name)) is not None
+    }
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | given
+
+
 def _serve(
     settings: Settings,
     context: ServingContext,
     build_engine: BuildEngine,
     listener: socket.socket,
     load_encoder: LoadEncoder | None = None,
+    onboarding: Onboarding | None = None,
 ) -> None:
     url = _url(settings.host, listener)
     server: uvicorn.Server
@@ -120,12 +159,17 @@ def _serve(
     def stop() -> None:
         server.should_exit = True
 
+    def ready() -> None:
+        engine = app.state.runtime.engine
+        typer.echo(welcome(context.name, engine.model, url))
+
     app = create_app(
         context,
         settings,
         build_engine,
         load_encoder=load_encoder,
-        on_ready=lambda: typer.echo(welcome(context, url)),
+        onboarding=onboarding,
+        on_ready=ready,
         on_failed=stop,
     )
     server = uvicorn.Server(
@@ -152,15 +196,15 @@ def _serve(
         raise StartError(failure)
 
 
-def welcome(context: ServingContext, url: str) -> str:
+def welcome(name: str, model: ServingModel, url: str) -> str:
     """What `gti serve` prints when it is ready: addresses and a first request to paste."""
-    films = context.catalog.by_popularity[:3]
-    k = max(1, min(10, len(context.catalog) - len(films)))
+    films = model.popular[:3]
+    k = max(1, min(10, len(model.popular) - len(films)))
     body = json.dumps({"history": [film.item_id for film in films], "k": k})
     titles = ", ".join(film.title or film.item_id for film in films)
     return (
         f"\nGTI Serve is ready: {url}   API docs: {url}/docs\n"
-        f"{len(context.catalog)} items of bundle {context.name}. "
+        f"{len(model.popular)} items of bundle {name}, version {model.version}. "
         f"Recommend after {titles}:\n\n"
         f"  curl -s {url}/v1/recommendations -H 'Content-Type: application/json' "
         f"-d {shlex.quote(body)}\n"

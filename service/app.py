@@ -15,15 +15,25 @@ from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
 from service import __version__
-from service.api import health, info, items, recommendations
+from service.api import (
+    admin_items,
+    admin_jobs,
+    admin_versions,
+    health,
+    info,
+    items,
+    recommendations,
+)
 from service.api.deps import problems
 from service.context import ServingContext
 from service.engine.base import EngineError
 from service.errors import ServiceError, kind_of, problem_response
 from service.middleware import BodyLimitMiddleware, RequestContextMiddleware
+from service.onboarding.running import Onboarding
 from service.runtime import BuildEngine, LoadEncoder, Runtime
 from service.schemas import Problem
 from service.settings import Settings
+from service.store.errors import RefusedError, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +45,7 @@ DESCRIPTION = (
 _TAGS = [
     {"name": "recommendations", "description": "Items for a history or a search query."},
     {"name": "items", "description": "The catalogue."},
+    {"name": "admin", "description": "New items, changes of items, jobs and versions."},
     {"name": "info", "description": "What runs here and what it allows."},
     {"name": "health", "description": "Probes for a supervisor."},
 ]
@@ -46,6 +57,7 @@ def create_app(
     build_engine: BuildEngine,
     *,
     load_encoder: LoadEncoder | None = None,
+    onboarding: Onboarding | None = None,
     on_ready: Callable[[], None] = lambda: None,
     on_failed: Callable[[], None] = lambda: None,
     check_interval_s: float = 1.0,
@@ -60,6 +72,7 @@ def create_app(
         settings: limits and the like.
         build_engine: makes the engine; runs in a thread.
         load_encoder: loads the tokenizer; needed if ``context`` has a search template.
+        onboarding: versions and jobs; None: the base is served for ever, without admin routes.
         on_ready: called once when requests can be served.
         on_failed: called once when the engine could not start or has died.
         check_interval_s: seconds between looks at the engine's health.
@@ -69,6 +82,7 @@ def create_app(
         settings,
         build_engine,
         load_encoder=load_encoder,
+        onboarding=onboarding,
         on_ready=on_ready,
         on_failed=on_failed,
         check_interval_s=check_interval_s,
@@ -109,9 +123,24 @@ def create_api(**options: Any) -> FastAPI:
         static_url="/docs-static",
         **options,
     )
-    for module in (recommendations, items, info, health):
+    for module in (
+        recommendations,
+        items,
+        admin_items,
+        admin_jobs,
+        admin_versions,
+        info,
+        health,
+    ):
         app.include_router(module.router)
-    for exception in (ServiceError, EngineError, RequestValidationError, HTTPException):
+    for exception in (
+        ServiceError,
+        EngineError,
+        RefusedError,
+        StoreError,
+        RequestValidationError,
+        HTTPException,
+    ):
         app.add_exception_handler(exception, _answer)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
@@ -125,6 +154,8 @@ def openapi_document() -> dict[str, Any]:
 async def _answer(request: Request, error: Exception) -> Response:
     if kind_of(error).status == 503 and isinstance(error, EngineError):
         logger.error("the engine could not answer: %s", error, exc_info=error.__cause__)
+    if isinstance(error, StoreError):
+        logger.error("%s", error)
     return problem_response(error, request.state.request_id, request.headers.get("content-type"))
 
 

@@ -6,19 +6,20 @@ at once.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated
 
 import typer
 
 from gti_core.errors import GtiError
 from service import __version__
+from service.cli_admin import register as register_admin
+from service.cli_common import with_settings
 from service.cli_compare import register as register_compare
 from service.cli_pipeline import register
 from service.cli_research import register as register_research
-from service.settings import ConfigError, Settings, env_name, flag, load_settings
+from service.settings import ConfigError, Settings, load_settings
 
 app = typer.Typer(
     name="gti",
@@ -34,7 +35,7 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
 
-def serve(**flags: str | None) -> None:
+def serve(**flags: str | bool | None) -> None:
     """Serve recommendations over HTTP until stopped.
 
     Every flag has an environment twin; the flag wins.
@@ -45,48 +46,7 @@ def serve(**flags: str | None) -> None:
     run(settings)
 
 
-_KINDS = {
-    str(int): "INTEGER",
-    str(float): "NUMBER",
-    str(float | None): "NUMBER",
-    str(Path): "PATH",
-    str(Path | None): "PATH",
-}
-
-
-def _serve_options() -> list[inspect.Parameter]:
-    """One option per field of `Settings`, as text: pydantic checks flags and variables alike."""
-    options = []
-    for name, field in Settings.model_fields.items():
-        choices = [choice for choice in get_args(field.annotation) if isinstance(choice, str)]
-        kind = "|".join(choices) or _KINDS.get(str(field.annotation), "TEXT")
-        default = "" if field.default is None else f", default {field.default}"
-        option = typer.Option(
-            flag(name),
-            envvar=env_name(name),
-            metavar=kind,
-            help=f"{field.description}  [{env_name(name)}{default}]",
-            show_default=False,
-            show_envvar=False,
-        )
-        options.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[str | None, option],
-            )
-        )
-    return options
-
-
-def _with_options(options: list[inspect.Parameter]) -> Any:
-    serve.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    serve.__annotations__ = {option.name: option.annotation for option in options}
-    return serve
-
-
-app.command("serve")(_with_options(_serve_options()))
+app.command("serve")(with_settings(serve, tuple(Settings.model_fields)))
 
 
 @app.command()
@@ -117,6 +77,7 @@ def version() -> None:
 register(app)
 register_research(app)
 register_compare(app)
+register_admin(app)
 
 
 def main() -> None:
@@ -132,3 +93,8 @@ def main() -> None:
     except (GtiError, OSError) as error:
         typer.echo(f"gti: {error}", err=True)
         sys.exit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    # Unlike ``python -m service``, this loads no web framework: the worker starts so.
+    main()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from gti_core.errors import PipelineError
+from service.settings import Settings, env_name, flag
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")]
 CacheDir = Annotated[
@@ -20,6 +22,56 @@ CacheDir = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Seed; the same seed gives the same result.")]
 DEFAULT_DATA_DIR = Path(".gti")
+
+
+_KINDS = {
+    str(int): "INTEGER",
+    str(float): "NUMBER",
+    str(float | None): "NUMBER",
+    str(Path): "PATH",
+    str(Path | None): "PATH",
+}
+
+
+def with_settings(command: Callable[..., None], names: Sequence[str]) -> Callable[..., None]:
+    """The command with an option per field of `Settings`, handed over as ``**flags``.
+
+    Values are text or, for switches, true and false: pydantic checks flags and variables alike.
+    Named parameters that the command has of its own stay.
+    """
+    own = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    options = [_option(name) for name in names]
+    command.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    command.__annotations__ = {option.name: option.annotation for option in [*own, *options]}
+    return command
+
+
+def _option(name: str) -> inspect.Parameter:
+    field = Settings.model_fields[name]
+    default = "" if field.default is None else f", default {field.default}"
+    text = f"{field.description}  [{env_name(name)}{default}]"
+    if field.annotation in (bool, bool | None):
+        # The variable is read by `Settings`, as every variable is.
+        switch = f"{flag(name)}/{flag(f'no_{name}')}"
+        annotation: Any = Annotated[bool | None, typer.Option(switch, help=text)]
+    else:
+        choices = [choice for choice in get_args(field.annotation) if isinstance(choice, str)]
+        option = typer.Option(
+            flag(name),
+            envvar=env_name(name),
+            metavar="|".join(choices) or _KINDS.get(str(field.annotation), "TEXT"),
+            help=text,
+            show_default=False,
+            show_envvar=False,
+        )
+        annotation = Annotated[str | None, option]
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
 def numbers(text: str, flag: str) -> tuple[int, ...]:

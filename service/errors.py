@@ -9,10 +9,12 @@
     ├── BodyTooLargeError         a body above the limit
     ├── ItemNotFoundError         an id outside the catalogue
     ├── SearchUnavailableError    a search query to a model that was not trained for search
+    ├── VersionNotServedError     a version that is not served in time
+    ├── AdminDisabledError        an admin route of a service that has none
     ├── NotReadyError             the engine is still loading, or the service is stopping
     └── ClientClosedError         the client went away before the answer
 
-The engine's own exceptions stand in `service.engine.base`.
+The engine's own exceptions stand in `service.engine.base`, the store's in `service.store.errors`.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from starlette.responses import Response
 
 from gti_core.types import JsonDict
 from service.engine.base import EngineDeadError, EngineError, PromptTooLongError
+from service.store import errors as store
 
 MEDIA_TYPE = "application/problem+json"
 MAX_LISTED_ERRORS = 20
@@ -91,6 +94,14 @@ class SearchUnavailableError(ServiceError):
     """The model served was not trained for search."""
 
 
+class VersionNotServedError(ServiceError):
+    """The version asked for is not served yet."""
+
+
+class AdminDisabledError(ServiceError):
+    """The service has no admin routes as it is set up."""
+
+
 class NotReadyError(ServiceError):
     """The service can't answer yet, or no longer."""
 
@@ -127,6 +138,14 @@ TABLE: tuple[ProblemKind, ...] = (
         (MalformedBodyError,),
     ),
     ProblemKind(
+        "admin_disabled",
+        403,
+        "Admin routes are disabled",
+        "Admin routes exist only while the service listens on a loopback address and was not "
+        "started with `--no-admin`, and not for pages of other origins; the detail says which.",
+        (AdminDisabledError,),
+    ),
+    ProblemKind(
         "not_found",
         404,
         "No such resource",
@@ -137,13 +156,61 @@ TABLE: tuple[ProblemKind, ...] = (
         404,
         "No such item",
         "No item of the catalogue has this id.",
-        (ItemNotFoundError,),
+        (ItemNotFoundError, store.UnknownItemError),
+    ),
+    ProblemKind(
+        "job_not_found", 404, "No such job", "No job has this id.", (store.JobNotFoundError,)
+    ),
+    ProblemKind(
+        "version_not_found",
+        404,
+        "No such version",
+        "No version has this number, or the engine once refused it.",
+        (store.VersionNotFoundError,),
     ),
     ProblemKind(
         "method_not_allowed",
         405,
         "Method not allowed",
         "The path exists, but not for this method; the Allow header names those it has.",
+    ),
+    ProblemKind(
+        "item_conflict",
+        409,
+        "An item id is taken",
+        "The catalogue or an unfinished job has the id with other content. Send `replace: true` "
+        "for a new row, wait for the job, or cancel it.",
+        (store.ItemConflictError,),
+    ),
+    ProblemKind(
+        "idempotency_conflict",
+        409,
+        "The Idempotency-Key was used before",
+        "The same key came with another body. Use a new key for a new request.",
+        (store.IdempotencyConflictError,),
+    ),
+    ProblemKind(
+        "reserve_exhausted",
+        409,
+        "Not enough reserved codes are left",
+        "The request has more items than `catalog.codes_left` of /v1/info. Send fewer; then "
+        "make a new base bundle with a larger reserve.",
+        (store.ReserveExhaustedError,),
+    ),
+    ProblemKind(
+        "job_not_cancellable",
+        409,
+        "The job can't be cancelled",
+        "The job has ended or is being published; its `state` says which.",
+        (store.JobNotCancellableError,),
+    ),
+    ProblemKind(
+        "version_not_served",
+        409,
+        "The version is not served yet",
+        "`min_version` is above the version served, `version`, and did not come in time. Try "
+        "again; after a rollback it may never come.",
+        (VersionNotServedError,),
     ),
     ProblemKind(
         "body_too_large",
@@ -210,6 +277,14 @@ TABLE: tuple[ProblemKind, ...] = (
         "The engine ended and the service is about to end too; its supervisor should start it "
         "again. Try another replica.",
         (EngineDeadError,),
+    ),
+    ProblemKind(
+        "store_unavailable",
+        503,
+        "The store can't be used",
+        "The database of versions and jobs can't be read or written; the log says why. "
+        "Recommendations go on with the version served. Try again.",
+        (store.StoreError,),
     ),
     ProblemKind(
         "engine_error",
@@ -306,7 +381,7 @@ def problem_response(
             detail += f" (and {len(faults) - 1} more)"
     elif isinstance(error, HTTPException):
         detail, headers = kind.meaning, error.headers
-    elif isinstance(error, PromptTooLongError):
+    elif isinstance(error, PromptTooLongError | store.RefusedError):
         detail = str(error) or kind.meaning
     else:
         detail = kind.meaning

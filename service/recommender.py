@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal
 
 from gti_core.catalog import Item
@@ -115,7 +115,9 @@ class Recommender:
             items = await self._decode(model, query, prompt, seen)
         else:
             reason = "no_known_item" if query.history else "empty_history"
-            items = [Ranked(item, None) for item in islice(catalog.by_popularity, query.k)]
+            # Sorted once per version; with a large catalogue not something for the event loop.
+            popular = await asyncio.to_thread(lambda: model.popular)
+            items = [Ranked(item, None) for item in popular[: query.k]]
         return Recommendation(
             items, model.version, list(dict.fromkeys(unknown)), len(unknown), reason
         )
@@ -133,6 +135,7 @@ class Recommender:
     ) -> list[Ranked]:
         rows = await self._engine.decode(
             DecodeRequest(
+                model=model,
                 # A client may send the same request id twice at a time; an engine may not.
                 request_id=f"{query.request_id}-{uuid.uuid4().hex[:8]}",
                 prompt_token_ids=prompt,

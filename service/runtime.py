@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import threading
 from collections.abc import Callable
@@ -18,8 +19,10 @@ from typing import TypeVar
 
 from gti_core.errors import GtiError
 from service.context import ServingContext
-from service.engine.base import Engine, EngineDeadError, EngineError
-from service.errors import NotReadyError
+from service.engine.base import Engine, EngineDeadError, EngineError, ServingModel
+from service.errors import AdminDisabledError, NotReadyError
+from service.onboarding.admin import Admin
+from service.onboarding.running import Onboarding
 from service.recommender import Recommender
 from service.search import QueryEncoder
 from service.settings import Settings
@@ -54,6 +57,7 @@ class Runtime:
         settings: the service's settings.
         build_engine: makes the engine.
         load_encoder: loads the tokenizer; called only if ``context`` has a search template.
+        onboarding: versions and jobs; None: the base is served for ever.
         on_ready: called once, on the event loop, when requests can be served.
         on_failed: called once, on the event loop, when the engine could not start or has died.
         check_interval_s: seconds between looks at the engine's health.
@@ -69,6 +73,7 @@ class Runtime:
         build_engine: BuildEngine,
         *,
         load_encoder: LoadEncoder | None = None,
+        onboarding: Onboarding | None = None,
         on_ready: Callable[[], None] = lambda: None,
         on_failed: Callable[[], None] = lambda: None,
         check_interval_s: float = CHECK_INTERVAL_S,
@@ -82,6 +87,7 @@ class Runtime:
         self.failure: str | None = None
         self._build_engine = build_engine
         self._load_encoder = load_encoder
+        self._onboarding = onboarding
         self._on_ready = on_ready
         self._on_failed = on_failed
         self._check_interval_s = check_interval_s
@@ -101,6 +107,8 @@ class Runtime:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        if self._onboarding is not None:
+            await self._onboarding.stop()
         if self._engine is not None:
             await self._engine.stop()
 
@@ -108,6 +116,60 @@ class Runtime:
     def engine(self) -> Engine | None:
         """The engine, or None while it is not ready."""
         return self._engine if self.state is State.READY else None
+
+    @property
+    def served(self) -> ServingModel | ServingContext:
+        """The version being served; the base while there is no engine."""
+        return self.context if self._engine is None else self._engine.model
+
+    def admin(self) -> Admin:
+        """What the admin routes do.
+
+        Raises:
+            AdminDisabledError: the service has no admin routes.
+            NotReadyError, EngineDeadError: as `recommender`.
+        """
+        reason = self._why_no_admin()
+        if reason is not None:
+            raise AdminDisabledError(reason)
+        self.recommender()
+        return self._ready_admin()
+
+    async def wait_for_version(self, version: int) -> int:
+        """Wait for a version with at least this number; returns the one served.
+
+        Raises:
+            NotReadyError, EngineDeadError: as `recommender`.
+        """
+        self.recommender()
+        served = self.served.version
+        if served >= version or self._onboarding is None:
+            return served
+        wait_s = self.settings.min_version_wait_s
+        return await self._ready_admin().wait_for_version(version, wait_s)
+
+    async def codes_left(self) -> int:
+        """How many more items can be onboarded, as far as is known. Raises StoreError."""
+        if self._onboarding is None or self._onboarding.admin is None:
+            return self.served.vocabulary.reserved(self.served.vocabulary.levels - 1)
+        return await self._onboarding.admin.codes_left()
+
+    def _ready_admin(self) -> Admin:
+        if self._onboarding is None or self._onboarding.admin is None:
+            raise RuntimeError("ready, but not following the store")
+        return self._onboarding.admin
+
+    def _why_no_admin(self) -> str | None:
+        if not self.settings.admin:
+            return "the service runs with --no-admin"
+        if self._onboarding is None:
+            return "the service runs without a store"
+        if not is_loopback(self.settings.host):
+            return (
+                f"the service listens on {self.settings.host}, which others may reach, and has "
+                "no keys yet: let it listen on 127.0.0.1"
+            )
+        return None
 
     def recommender(self) -> Recommender:
         """The recommender.
@@ -152,6 +214,9 @@ class Runtime:
                 encoder = await in_daemon_thread(self._load_encoder)
             self._report(f"starting the {self._engine.name} engine")
             await self._engine.start()
+            if self._onboarding is not None:
+                self._report("catching up with the store")
+                await self._onboarding.start(self._engine)
         except (EngineError, GtiError, OSError) as error:
             self._fail(f"the engine did not start: {error}")
             return
@@ -161,7 +226,14 @@ class Runtime:
             return
         self._recommender = Recommender(self._engine, self.context.prompt, encoder)
         self.state = State.READY
-        logger.info("ready: bundle %s, %d items", self.context.name, len(self.context.catalog))
+        logger.info(
+            "ready: bundle %s, version %d, %d items",
+            self.context.name,
+            self.served.version,
+            len(self.served.catalog),
+        )
+        if self._onboarding is not None:
+            self._onboarding.start_worker()
         try:
             self._on_ready()
         except OSError:
@@ -187,6 +259,14 @@ class Runtime:
         self.failure = message
         logger.error("%s", message)
         self._on_failed()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def in_daemon_thread(work: Callable[[], _T]) -> _T:

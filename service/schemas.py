@@ -105,6 +105,13 @@ class RecommendationRequest(Schema):
         description="Leave out every item that stands in the history. No effect on a query.",
     )
 
+    min_version: int | None = Field(
+        None,
+        ge=1,
+        description="Least version number that may answer: the `version` of an onboarding job or "
+        "of a change, to read one's own writes. Waited for shortly, then refused.",
+    )
+
     @model_validator(mode="after")
     def _exactly_one(self) -> RecommendationRequest:
         if self.history is None and self.query is None:
@@ -193,6 +200,7 @@ class ItemResponse(Schema):
                     "attributes": {"year": 1977, "genres": ["Action", "Sci-Fi"]},
                     "semantic_id": [12, 7, 3],
                     "popularity": 583,
+                    "available": True,
                 }
             ]
         }
@@ -204,6 +212,7 @@ class ItemResponse(Schema):
     attributes: dict[str, Any]
     semantic_id: list[int] = Field(description="One code per level.")
     popularity: int = Field(description="Interactions in the training data.")
+    available: bool = Field(description="False for an item that is out of service.")
 
 
 class LiveResponse(Schema):
@@ -230,10 +239,13 @@ class BundleInfo(Schema):
 class CatalogInfo(Schema):
     """Size of what can be recommended."""
 
-    items: int
+    items: int = Field(description="Items in service, in the version served.")
     levels: int = Field(description="Codes per semantic ID.")
     active_codes: list[int] = Field(description="Codes in use, per level.")
     reserved_codes: list[int] = Field(description="Codes kept for later items, per level.")
+    codes_left: int | None = Field(
+        description="How many more items can be onboarded; null while the store can't be read."
+    )
 
 
 class LimitsInfo(Schema):
@@ -282,4 +294,7 @@ class Problem(BaseModel):
     )
     state: Literal["starting", "failed", "stopping"] | None = Field(
         None, description="With `not_ready`: why."
+    )
+    version: int | None = Field(
+        None, description="With `version_not_served`: the version that is served."
     )

@@ -17,6 +17,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from gti_core.errors import GtiError
 
 ENV_PREFIX = "GTI_"
+_NOT_SETTINGS = {"GTI_COMPILE", "GTI_FAULT"}
+"""Variables that other parts read: `gti_core.fusion` and `service.onboarding.faults`."""
+WORKER_SETTINGS = ("bundle", "data_dir", "store", "text_encoder", "log_level", "log_format")
+"""Fields that ``gti worker`` shares with ``gti serve``."""
 
 
 class ConfigError(GtiError):
@@ -53,6 +57,29 @@ class Settings(BaseSettings):
     )
     data_dir: Path = Field(
         Path(".gti"), description="Folder for everything the service writes, caches included."
+    )
+    store: str | None = Field(
+        None,
+        min_length=1,
+        description="Versions and jobs: a database URL, or the path of a SQLite file. Without it, "
+        "gti.db in the data folder. Replicas share one PostgreSQL database.",
+    )
+    admin: bool = Field(
+        True,
+        description="Routes that change the catalogue. They exist only on a loopback address.",
+    )
+    grounding_worker: bool | None = Field(
+        None,
+        description="A worker process for new items, started and ended with the service. Without "
+        "it, one runs if the bundle names its text encoder and the engine is not fake.",
+    )
+    text_encoder: Path | None = Field(
+        None,
+        description="Folder of the text encoder the bundle was tokenized with. Without it, the "
+        "demo's.",
+    )
+    min_version_wait_s: float = Field(
+        2.0, ge=0, le=60, description="Seconds that a request waits for its `min_version`."
     )
     vllm_dtype: Literal["bfloat16", "float16", "float32"] = Field(
         "bfloat16", description="Type of weights and activations in vLLM."
@@ -116,6 +143,11 @@ class Settings(BaseSettings):
         """Folder of merged models and other things that can be made again."""
         return self.data_dir / "cache"
 
+    @property
+    def store_url(self) -> str:
+        """URL or path of the store."""
+        return self.store or str(self.data_dir / "gti.db")
+
 
 def flag(field: str) -> str:
     """Command-line flag of a field."""
@@ -151,7 +183,7 @@ def _complaint(error: dict[str, Any]) -> str:
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Names of ``GTI_*`` variables that set nothing, sorted: most often a typing slip."""
     names: Iterable[str] = os.environ if environ is None else environ
-    known = {env_name(field) for field in Settings.model_fields}
+    known = {env_name(field) for field in Settings.model_fields} | _NOT_SETTINGS
     return sorted(
         name for name in names if name.upper().startswith(ENV_PREFIX) and name.upper() not in known
     )

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 
-from service.errors import BY_CODE, MEDIA_TYPE, ClientClosedError, problem
+from service.errors import BY_CODE, MEDIA_TYPE, AdminDisabledError, ClientClosedError, problem
+from service.onboarding.admin import Admin
 from service.runtime import Runtime
 
 _T = TypeVar("_T")
@@ -18,12 +19,26 @@ def _runtime(request: Request) -> Runtime:
     return cast(Runtime, request.app.state.runtime)
 
 
+def _admin(request: Request, runtime: Annotated[Runtime, Depends(_runtime)]) -> Admin:
+    # A page of another site may make a browser on this machine send requests here.
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+        raise AdminDisabledError("the request comes from a page of another origin")
+    return runtime.admin()
+
+
 def _request_id(request: Request) -> str:
     return cast(str, request.state.request_id)
 
 
 RuntimeDep = Annotated[Runtime, Depends(_runtime)]
+AdminDep = Annotated[Admin, Depends(_admin)]
 RequestIdDep = Annotated[str, Depends(_request_id)]
+LimitQuery = Annotated[int, Query(ge=1, le=500, description="Most entries of the page.")]
+CursorQuery = Annotated[
+    str | None,
+    Query(pattern="^[0-9]{1,9}$", description="`next_cursor` of the page before."),
+]
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
@@ -90,6 +105,20 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "validation_failed": {
         "detail": "body.k: at most 200",
         "errors": [{"loc": ["body", "k"], "msg": "at most 200"}],
+    },
+    "admin_disabled": {"detail": "the service runs with --no-admin"},
+    "item_conflict": {
+        "detail": "'n-1' stands in the catalogue with other content, or out of service: send "
+        '"replace": true for a new semantic ID, or PATCH the item'
+    },
+    "idempotency_conflict": {"detail": "Idempotency-Key 'import-7' was used with another body"},
+    "reserve_exhausted": {"detail": "300 items need as many reserved codes, 256 are left"},
+    "job_not_found": {"detail": "there is no job 0f6d2c9a51b84e7799a3c4d1e2f30b68"},
+    "job_not_cancellable": {"detail": "job 0f6d2c9a51b84e7799a3c4d1e2f30b68 is publishing"},
+    "version_not_found": {"detail": "there is no version 12"},
+    "version_not_served": {
+        "detail": "version 6 is served, not yet 7",
+        "extra": {"version": 6},
     },
     "not_ready": {
         "detail": "merging the backbone with the bundle",

@@ -6,7 +6,9 @@ from fastapi import APIRouter
 
 from service import __version__
 from service.api.deps import RuntimeDep
+from service.runtime import Runtime
 from service.schemas import BundleInfo, CatalogInfo, InfoResponse, LimitsInfo
+from service.store.errors import StoreError
 
 router = APIRouter(prefix="/v1/info", tags=["info"])
 
@@ -15,7 +17,8 @@ router = APIRouter(prefix="/v1/info", tags=["info"])
 async def info(runtime: RuntimeDep) -> InfoResponse:
     """Facts for people and for clients that want to know the limits. Always answers."""
     context, settings, engine = runtime.context, runtime.settings, runtime.engine
-    vocabulary = context.vocabulary
+    served = runtime.served
+    vocabulary = served.vocabulary
     return InfoResponse(
         name="gti-serve",
         service_version=__version__,
@@ -25,13 +28,14 @@ async def info(runtime: RuntimeDep) -> InfoResponse:
         search=context.search is not None,
         engine=None if engine is None else {"name": engine.name} | engine.info(),
         catalog=CatalogInfo(
-            items=len(context.catalog),
+            items=int(served.index.base.cumulative[-1]),
             levels=vocabulary.levels,
             active_codes=list(vocabulary.active),
             reserved_codes=[
                 size - active
                 for size, active in zip(vocabulary.sizes, vocabulary.active, strict=True)
             ],
+            codes_left=await _codes_left(runtime),
         ),
         limits=LimitsInfo(
             max_k=settings.max_k,
@@ -42,3 +46,10 @@ async def info(runtime: RuntimeDep) -> InfoResponse:
             max_body_bytes=settings.max_body_bytes,
         ),
     )
+
+
+async def _codes_left(runtime: Runtime) -> int | None:
+    try:
+        return await runtime.codes_left()
+    except StoreError:
+        return None

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from gti_core.decoding import ConstraintIndex
 from service.api.deps import RuntimeDep, problems
 from service.errors import ItemNotFoundError
 from service.schemas import ItemResponse
@@ -23,10 +24,15 @@ async def get_item(
     runtime: RuntimeDep,
     item_id: Annotated[str, Path(min_length=1, max_length=256, description="The item's id.")],
 ) -> ItemResponse:
-    """Title, attributes and semantic ID of an item. Answers while the engine is loading too."""
-    item = runtime.context.catalog.get(item_id)
-    if item is None:
+    """Title, attributes and semantic ID of an item, in the version served.
+
+    An item out of service is found too. Answers while the engine is loading, from the base.
+    """
+    served = runtime.served
+    if item_id not in served.catalog:
         raise ItemNotFoundError(f"no item {item_id!r} in the catalogue")
+    row = served.catalog.row(item_id)
+    item = served.catalog.items[row]
     return ItemResponse(
         item_id=item.item_id,
         title=item.title,
@@ -34,4 +40,11 @@ async def get_item(
         attributes=dict(item.attributes),
         semantic_id=list(item.sid),
         popularity=item.popularity,
+        available=in_service(served.index, row),
     )
+
+
+def in_service(index: ConstraintIndex, row: int) -> bool:
+    """Whether a catalogue row is in service. O(1)."""
+    position, cumulative = int(index.positions[row]), index.base.cumulative
+    return bool(cumulative[position + 1] > cumulative[position])

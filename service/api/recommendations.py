@@ -7,7 +7,7 @@ import time
 from fastapi import APIRouter, Request
 
 from service.api.deps import RequestIdDep, RuntimeDep, problems, unless_disconnected
-from service.errors import RequestInvalidError, SearchUnavailableError
+from service.errors import RequestInvalidError, SearchUnavailableError, VersionNotServedError
 from service.recommender import Query, Recommendation, Recommender
 from service.schemas import RecommendationRequest, RecommendationResponse, RecommendedItem
 from service.search import QueryUnreadableError
@@ -26,6 +26,7 @@ router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"])
         "validation_failed",
         "prompt_too_long",
         "search_unavailable",
+        "version_not_served",
         "not_ready",
         "engine_dead",
         "engine_error",
@@ -52,6 +53,13 @@ async def recommend(
         )
     query = to_query(body, runtime.settings, request_id)
     recommender = runtime.recommender()
+    if body.min_version is not None:
+        served = await unless_disconnected(request, runtime.wait_for_version(body.min_version))
+        if served < body.min_version:
+            raise VersionNotServedError(
+                f"version {served} is served, not yet {body.min_version}",
+                extra={"version": served},
+            )
     started = time.perf_counter()
     answer = await unless_disconnected(request, _answer(recommender, query))
     fallback = answer.fallback_reason is not None

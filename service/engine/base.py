@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
-from gti_core.catalog import ItemCatalog
+import numpy as np
+
+from gti_core.catalog import Item, ItemCatalog
 from gti_core.decoding import ConstraintIndex, ScoredRow
 from gti_core.decoding.filters import Filter
-from gti_core.types import BoolArray, JsonDict
+from gti_core.types import BoolArray, FloatArray, IntArray, JsonDict, LongArray
 from gti_core.vocabulary import SidVocabulary
 
 
@@ -34,9 +38,9 @@ class ServingModel:
         model_dir: Hugging Face folder of the merged model (backbone, adapter and SID rows).
         vocabulary: the SID vocabulary; its active rows take part in the softmax.
         catalog: the items.
-        index: constraint index over ``catalog.sids``.
+        index: constraint index over ``catalog.sids``; knows what is in service.
         max_tokens: longest prompt plus one SID, tokens.
-        version: number of the version.
+        version: number of the version; equal numbers mean equal content.
     """
 
     model_dir: Path
@@ -45,6 +49,18 @@ class ServingModel:
     index: ConstraintIndex
     max_tokens: int
     version: int = 1
+
+    @cached_property
+    def popular(self) -> tuple[Item, ...]:
+        """Items in service, most popular first; equals keep row order. O(N log N) at first."""
+        in_service = compress(self.catalog.items, self.index.available.tolist())
+        return tuple(sorted(in_service, key=lambda item: -item.popularity))
+
+    @cached_property
+    def active_token_ids(self) -> list[int]:
+        """Token ids of the active SID rows, ascending."""
+        first = self.vocabulary.first_token_id
+        return [first + int(row) for row in np.flatnonzero(self.vocabulary.active_mask)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +81,7 @@ class DecodeRequest:
     """One constrained beam search.
 
     Args:
+        model: the version that serves it, of `Engine.model`; rows are those of its catalogue.
         request_id: unique id, also used in logs.
         prompt_token_ids: the whole prompt.
         k: items wanted, 1 <= k <= beam_width.
@@ -74,6 +91,7 @@ class DecodeRequest:
         selection: items that may come back, as far as the two above let them; None for all.
     """
 
+    model: ServingModel
     request_id: str
     prompt_token_ids: Sequence[int]
     k: int
@@ -82,10 +100,81 @@ class DecodeRequest:
     included_rows: frozenset[int] | None = None
     selection: Selection | None = None
 
-    def filter(self, index: ConstraintIndex) -> Filter:
-        """Which items of a snapshot may come back. Raises DecodingError for a row it lacks."""
+    def filter(self) -> Filter:
+        """Which items of the version may come back. Raises DecodingError for a row it lacks."""
+        index = self.model.index
         base = None if self.selection is None else index.selection(self.selection.mask)
         return index.filter(self.excluded_rows, self.included_rows, base)
+
+
+@dataclass(frozen=True, eq=False)
+class RowUpdate:
+    """Values for SID rows.
+
+    Args:
+        numbers: rows inside the SID block, distinct, 0 <= n < S, shape [M], int64.
+        rows_in: input rows, shape [M, D], float32, finite.
+        rows_out: output rows, the same; None for tied models, where the input rows serve both.
+
+    Raises:
+        ValueError: shapes that disagree, a number twice or below 0, values that are not finite.
+    """
+
+    numbers: LongArray
+    rows_in: FloatArray
+    rows_out: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.numbers)
+        for block in (self.rows_in, self.rows_in if self.rows_out is None else self.rows_out):
+            if block.ndim != 2 or block.shape != (count, self.rows_in.shape[1]):
+                raise ValueError(f"{count} row numbers for rows of shape {block.shape}")
+            if not np.isfinite(block).all():
+                raise ValueError("rows hold values that are not finite")
+        if count and (int(self.numbers.min()) < 0 or len(np.unique(self.numbers)) < count):
+            raise ValueError("row numbers must be distinct, and 0 or more")
+
+    @classmethod
+    def joined(cls, updates: Sequence[Self]) -> Self:
+        """One update instead of several, at least one. Raises ValueError where they disagree."""
+        outputs = [one.rows_out for one in updates if one.rows_out is not None]
+        if outputs and len(outputs) < len(updates):
+            raise ValueError("some rows come with output rows, others without")
+        return cls(
+            np.concatenate([one.numbers for one in updates]),
+            np.concatenate([one.rows_in for one in updates]),
+            np.concatenate(outputs) if outputs else None,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class CatalogChange:
+    """How a version's catalogue differs from its parent's.
+
+    Args:
+        parent: number of the version it was made from.
+        added: SIDs of the catalogue rows appended, shape [M, L], int32.
+        added_available: whether each of them is in service, shape [M], bool.
+        retired: catalogue rows that go out of service.
+        restored: catalogue rows that come back into service, after ``retired`` is done.
+    """
+
+    parent: int
+    added: IntArray
+    added_available: BoolArray
+    retired: tuple[int, ...] = ()
+    restored: tuple[int, ...] = ()
+
+
+def check_same_weights(loaded: ServingModel, model: ServingModel) -> None:
+    """Raise EngineError for a version that an engine which loaded ``loaded`` can't serve."""
+    for name, old, new in (
+        ("SID rows", loaded.vocabulary.sizes, model.vocabulary.sizes),
+        ("first SID token", loaded.vocabulary.first_token_id, model.vocabulary.first_token_id),
+        ("longest prompt", loaded.max_tokens, model.max_tokens),
+    ):
+        if old != new:
+            raise EngineError(f"version {model.version}: {name} {new}, the engine has {old}")
 
 
 class Engine(Protocol):
@@ -98,7 +187,7 @@ class Engine(Protocol):
 
     @property
     def model(self) -> ServingModel:
-        """The version being served."""
+        """The current version: what new requests get."""
         ...
 
     async def start(self) -> None:
@@ -106,7 +195,36 @@ class Engine(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Free everything. Idempotent."""
+        """Free everything, rows published included. Idempotent. It is not started again."""
+        ...
+
+    async def publish(
+        self,
+        model: ServingModel,
+        *,
+        rows: Sequence[RowUpdate] = (),
+        change: CatalogChange | None = None,
+    ) -> None:
+        """Make ``model`` the current version: its rows first, then its snapshot, then all at once.
+
+        Requests under way keep their version. Calls are serialized. A version that is installed
+        already, as after a rollback, costs nothing; one that was discarded is installed whole.
+
+        A row that any version has reached keeps its values: it may be given again, unchanged. So
+        what is written is in no cached prefix, and no cache is flushed.
+
+        When the awaiting task is cancelled, `model` tells which version is current.
+
+        Args:
+            model: the version, over the weights that the engine has loaded.
+            rows: values of the rows that the version reaches and none before it has.
+            change: how it differs from its parent; saves a rebuild where the parent is installed.
+
+        Raises:
+            EngineDeadError: the engine is gone.
+            EngineError: the version or its rows don't fit, or something went wrong inside. The
+                old version is still the current one.
+        """
         ...
 
     async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
@@ -117,7 +235,7 @@ class Engine(Protocol):
         Raises:
             PromptTooLongError: the prompt does not fit.
             EngineDeadError: the engine is gone.
-            EngineError: anything else that went wrong inside.
+            EngineError: anything else that went wrong, a version that is not served any more too.
         """
         ...
 

@@ -17,11 +17,14 @@ from gti_core.decoding import BeamSearch, ScoredRow
 from gti_core.types import FloatArray, JsonDict, Sid
 from gti_core.vocabulary import SidVocabulary
 from service.engine.base import (
+    CatalogChange,
     DecodeRequest,
     EngineDeadError,
     EngineError,
     PromptTooLongError,
+    RowUpdate,
     ServingModel,
+    check_same_weights,
 )
 
 
@@ -72,6 +75,7 @@ class FakeEngine:
         delay_s: seconds each level takes.
         start_delay_s: seconds that starting takes.
         start_error: message of an EngineError to raise on start.
+        publish_error: message of an EngineError to raise on publishing; may be set later.
     """
 
     def __init__(
@@ -81,11 +85,13 @@ class FakeEngine:
         delay_s: float = 0.0,
         start_delay_s: float = 0.0,
         start_error: str | None = None,
+        publish_error: str | None = None,
     ) -> None:
         self._model = model
         self._delay_s = delay_s
         self._start_delay_s = start_delay_s
         self._start_error = start_error
+        self.publish_error = publish_error
         self._alive = False
         self.running = 0
         """Requests being decoded now."""
@@ -99,7 +105,7 @@ class FakeEngine:
 
     @property
     def model(self) -> ServingModel:
-        """The version being served."""
+        """The current version."""
         return self._model
 
     async def start(self) -> None:
@@ -117,20 +123,29 @@ class FakeEngine:
         """Die as an engine process would: every request and check fails from now on."""
         self._alive = False
 
+    async def publish(
+        self,
+        model: ServingModel,
+        *,
+        rows: Sequence[RowUpdate] = (),
+        change: CatalogChange | None = None,
+    ) -> None:
+        """See `Engine.publish`. There are no weights: ``rows`` and ``change`` are not read."""
+        await self.check()
+        if self.publish_error is not None:
+            raise EngineError(self.publish_error)
+        check_same_weights(self._model, model)
+        self._model = model
+
     async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
         """See `Engine.decode`. Yields to the event loop between levels."""
-        vocabulary = self._model.vocabulary
-        if len(request.prompt_token_ids) + vocabulary.levels > self._model.max_tokens:
+        model, vocabulary = request.model, request.model.vocabulary
+        if len(request.prompt_token_ids) + vocabulary.levels > model.max_tokens:
             raise PromptTooLongError(
                 f"{len(request.prompt_token_ids)} prompt tokens and {vocabulary.levels} levels "
-                f"exceed {self._model.max_tokens} tokens"
+                f"exceed {model.max_tokens} tokens"
             )
-        search = BeamSearch(
-            self._model.index,
-            vocabulary,
-            request.filter(self._model.index),
-            request.beam_width,
-        )
+        search = BeamSearch(model.index, vocabulary, request.filter(), request.beam_width)
         self.running += 1
         try:
             while not search.done:

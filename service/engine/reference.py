@@ -11,10 +11,10 @@ import asyncio
 import copy
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,12 +25,18 @@ from gti_core.errors import GtiError
 from gti_core.types import FloatArray, JsonDict, Sid
 from gti_core.vocabulary import SidVocabulary
 from service.engine.base import (
+    CatalogChange,
     DecodeRequest,
     EngineDeadError,
     EngineError,
     PromptTooLongError,
+    RowUpdate,
     ServingModel,
+    check_same_weights,
 )
+from service.engine.live_rows import LiveRows
+
+_T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +113,9 @@ class ReferenceEngine:
 
     def __init__(self, model: ServingModel) -> None:
         self._model = model
-        self._scorer: Scorer | None = None
+        self._lm: Any = None
+        self._rows: LiveRows | None = None
+        self._publishing = asyncio.Lock()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
         self._stopped = threading.Event()
 
@@ -118,33 +126,57 @@ class ReferenceEngine:
 
     @property
     def model(self) -> ServingModel:
-        """The version being served."""
+        """The current version."""
         return self._model
 
     async def start(self) -> None:
         """Load the model. Raises EngineError when it can't be loaded or does not fit."""
         loop = asyncio.get_running_loop()
-        self._scorer = await loop.run_in_executor(self._executor, self._load)
+        self._lm = await loop.run_in_executor(self._executor, self._load)
 
     async def stop(self) -> None:
         """Give up running work at the next level, and free the model. Idempotent."""
         self._stopped.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
-        self._scorer = None
+        self._lm = self._rows = None
+
+    async def publish(
+        self,
+        model: ServingModel,
+        *,
+        rows: Sequence[RowUpdate] = (),
+        change: CatalogChange | None = None,
+    ) -> None:
+        """See `Engine.publish`. Rows are written between two requests; ``change`` is not read."""
+        async with self._publishing:
+            await self.check()
+            check_same_weights(self._model, model)
+            await self._in_thread(lambda: self._write(model, rows))
+            self._model = model
 
     async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
         """See `Engine.decode`. Cancelling takes effect at the next level."""
-        scorer = self._scorer
-        if scorer is None or self._stopped.is_set():
+        lm, model = self._lm, request.model
+        if lm is None:
             raise EngineDeadError("the reference engine is not running")
-        levels = self._model.vocabulary.levels
-        if len(request.prompt_token_ids) + levels > self._model.max_tokens:
+        levels = model.vocabulary.levels
+        if len(request.prompt_token_ids) + levels > model.max_tokens:
             raise PromptTooLongError(
                 f"{len(request.prompt_token_ids)} prompt tokens and {levels} levels exceed "
-                f"{self._model.max_tokens} tokens"
+                f"{model.max_tokens} tokens"
             )
         cancelled = threading.Event()
-        future = self._executor.submit(self._decode, scorer, request, cancelled)
+        scorer = Scorer(lm, model.vocabulary)
+        try:
+            return await self._in_thread(lambda: self._decode(scorer, request, cancelled))
+        finally:
+            cancelled.set()
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        """Run work in the model's thread. Raises EngineDeadError or EngineError."""
+        if self._stopped.is_set():
+            raise EngineDeadError("the reference engine is not running")
+        future = self._executor.submit(work)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -155,15 +187,13 @@ class ReferenceEngine:
             raise
         except _CancelledError:
             raise EngineDeadError("the reference engine was stopped") from None
-        except (GtiError, RuntimeError) as error:
-            logger.exception("decoding failed")
-            raise EngineError(f"decoding failed: {error}") from error
-        finally:
-            cancelled.set()
+        except (GtiError, RuntimeError, ValueError) as error:
+            logger.exception("the model's thread failed")
+            raise EngineError(f"the reference engine failed: {error}") from error
 
     async def check(self) -> None:
         """Raise EngineDeadError unless the model is loaded."""
-        if self._scorer is None:
+        if self._lm is None:
             raise EngineDeadError("the reference engine is not running")
 
     def info(self) -> JsonDict:
@@ -175,7 +205,7 @@ class ReferenceEngine:
             "max_tokens": self._model.max_tokens,
         }
 
-    def _load(self) -> Scorer:
+    def _load(self) -> Any:
         folder = self._model.model_dir
         lm = load_causal_lm(folder)
         vocabulary = self._model.vocabulary
@@ -191,17 +221,24 @@ class ReferenceEngine:
                 f"{folder}: the model takes {longest} tokens, the prompt template needs "
                 f"{self._model.max_tokens}"
             )
-        return Scorer(lm, vocabulary)
+        matrices = lm.get_input_embeddings().weight, lm.get_output_embeddings().weight
+        self._rows = LiveRows(*matrices, vocabulary)
+        self._rows.reach(vocabulary)
+        return lm
+
+    def _write(self, model: ServingModel, rows: Sequence[RowUpdate]) -> None:
+        live = self._rows
+        if live is None or self._stopped.is_set():
+            raise _CancelledError
+        if rows:
+            live.write(RowUpdate.joined(rows))
+        live.reach(model.vocabulary)
 
     def _decode(
         self, scorer: Scorer, request: DecodeRequest, cancelled: threading.Event
     ) -> list[ScoredRow]:
-        search = BeamSearch(
-            self._model.index,
-            self._model.vocabulary,
-            request.filter(self._model.index),
-            request.beam_width,
-        )
+        model = request.model
+        search = BeamSearch(model.index, model.vocabulary, request.filter(), request.beam_width)
         cache: Any = None
         while not search.done:
             if cancelled.is_set() or self._stopped.is_set():

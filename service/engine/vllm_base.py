@@ -7,20 +7,22 @@ import contextlib
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
-
-import numpy as np
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from gti_core.types import JsonDict
 from service.engine.base import (
+    CatalogChange,
     DecodeRequest,
     EngineDeadError,
     EngineError,
     PromptTooLongError,
+    RowUpdate,
     ServingModel,
 )
 from service.engine.vllm_start import RunningVllm, VllmOptions, build, installed_version
+
+_T = TypeVar("_T")
 
 _CHECK_TURN_S = 0.25
 _BUSY_SHARE = 0.1
@@ -45,10 +47,6 @@ class VllmProcess(ABC):
         self._max_model_len = 0
         self._vocab_size = 0
         self._facts: JsonDict = {}
-        self._active_token_ids = [
-            int(row) + model.vocabulary.first_token_id
-            for row in np.flatnonzero(model.vocabulary.active_mask)
-        ]
         self._lifecycle = asyncio.Lock()
         self._probe: asyncio.Task[bool] | None = None
         self._probe_began = 0.0
@@ -64,12 +62,22 @@ class VllmProcess(ABC):
 
     @property
     def model(self) -> ServingModel:
-        """The version being served."""
+        """The current version."""
         return self._model
 
     def _arguments(self) -> Mapping[str, Any]:
         """Further arguments of vLLM's engine."""
         return {}
+
+    @abstractmethod
+    async def publish(
+        self,
+        model: ServingModel,
+        *,
+        rows: Sequence[RowUpdate] = (),
+        change: CatalogChange | None = None,
+    ) -> None:
+        """See `service.engine.base.Engine.publish`."""
 
     @abstractmethod
     async def _first_request(self, llm: Any) -> None:
@@ -97,6 +105,7 @@ class VllmProcess(ABC):
             try:
                 await self._warm_up(running.llm)
             except BaseException:
+                await self._fail_pending()
                 await _end(running)
                 raise
             self._process, self._llm = running, running.llm
@@ -199,10 +208,12 @@ class VllmProcess(ABC):
         config = llm.vllm_config
         self._max_model_len = int(config.model_config.max_model_len)
         self._vocab_size = int(config.model_config.get_vocab_size())
-        if self._active_token_ids[-1] >= self._vocab_size:
+        vocabulary = self._model.vocabulary
+        # Reserved rows too: later versions activate them.
+        if vocabulary.first_token_id + vocabulary.rows > self._vocab_size:
             raise EngineError(
                 f"the model in {self._model.model_dir} has {self._vocab_size} rows, the SID "
-                f"vocabulary needs token id {self._active_token_ids[-1]}"
+                f"vocabulary ends at {vocabulary.first_token_id + vocabulary.rows}"
             )
         await self._first_request(llm)
         self._facts = {
@@ -218,7 +229,7 @@ class VllmProcess(ABC):
 
     def _check_prompt(self, request: DecodeRequest) -> None:
         """Raise for a prompt that vLLM would not take, or that would end its process."""
-        levels = self._model.index.levels
+        levels = request.model.index.levels
         needed = len(request.prompt_token_ids) + levels
         if needed > self._max_model_len:
             raise PromptTooLongError(
@@ -233,6 +244,25 @@ class VllmProcess(ABC):
             raise EngineError(
                 f"token ids {foreign[:5]} lie outside the model's vocabulary of {self._vocab_size}"
             )
+
+    async def _call(self, llm: Any, method: str, *args: Any) -> Any:
+        """What a method of the worker returns. Raises EngineDeadError, EngineError if it fails."""
+        answer = asyncio.ensure_future(llm.collective_rpc(method, args=args))
+        self._keep(answer)
+        try:
+            while not answer.done():
+                # vLLM leaves a call unanswered when its process dies, hence the short turns.
+                await asyncio.wait([answer], timeout=_CHECK_TURN_S)
+                if llm.errored and not answer.done():
+                    raise EngineDeadError("the engine process is gone")
+            if (error := answer.exception()) is None:
+                (found,) = answer.result()
+                return found
+        finally:
+            answer.cancel()
+        if llm.errored:
+            raise EngineDeadError("the engine process is gone") from error
+        raise EngineError(f"{method} failed in the worker: {error}") from error
 
     async def _last(self, outputs: AsyncIterator[Any], request_id: str) -> Any:
         """The last output of a vLLM request. Raises EngineDeadError or EngineError."""
@@ -252,8 +282,29 @@ class VllmProcess(ABC):
             raise EngineError(f"vLLM ended request {request_id} without an answer")
         return last
 
+    async def _until_stopped(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The result of work that ends with EngineDeadError when the engine is stopped."""
+        task = asyncio.create_task(work)
+        self._pending.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            if not cancelled_from_outside():
+                raise EngineDeadError("the engine was stopped") from None
+            raise
+        finally:
+            self._pending.discard(task)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run work beside the requests; it ends when the engine is stopped."""
+        task = asyncio.create_task(work)
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+        self._keep(task)
+
     async def _fail_pending(self) -> None:
-        """Let every decode under way end with EngineDeadError."""
+        """Let everything under way end with EngineDeadError."""
         pending = list(self._pending)
         for task in pending:
             task.cancel()

@@ -11,8 +11,9 @@ import asyncio
 import json
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,22 @@ import numpy as np
 from gti_core.decoding import ScoredRow
 from gti_core.types import JsonDict
 from service.engine.base import (
+    CatalogChange,
     DecodeRequest,
-    EngineDeadError,
     EngineError,
-    Selection,
+    RowUpdate,
     ServingModel,
+    check_same_weights,
 )
 from service.engine.beam_gate import BeamGate
-from service.engine.vllm_base import VllmProcess, cancelled_from_outside
+from service.engine.held_selections import HeldSelections
+from service.engine.vllm_base import VllmProcess
 from service.engine.vllm_beams.wire import (
     ARCHITECTURES,
     FAILED,
     SCRATCH_BLOCKS,
     BeamRequest,
+    float32_bytes,
     write_snapshot,
 )
 from service.engine.vllm_start import TESTED_VERSIONS, VllmOptions, is_cpu_build
@@ -46,15 +50,13 @@ GPU_WORKER = "service.engine.vllm_beams.worker_gpu.GtiGPUWorker"
 _USUAL_WIDTH = 20
 """Beam width that the number of prompts in one step of vLLM is sized for."""
 
-HELD_SELECTIONS = 64
-"""Selections that the worker keeps, 4 bytes per item each; the least recently used go first."""
-
 
 @dataclass(eq=False)
-class _Held:
-    """A selection in the worker: made once ``ready``, kept while it has users."""
+class _Version:
+    """A version that the worker has. ``users`` are requests under way."""
 
-    ready: asyncio.Future[Any]
+    number: int
+    selections: HeldSelections
     users: int = 0
 
 
@@ -65,7 +67,10 @@ class VllmEngine(VllmProcess):
         super().__init__(model, options)
         # One pool's worth is decoded in a step; as much again waits in vLLM for the next.
         self._gate = BeamGate(2 * self._options.scratch_blocks)
-        self._held: dict[str, _Held] = {}
+        self._versions: dict[int, _Version] = {}
+        self._before: int | None = None
+        """Number of the version that was current before: a way back that costs nothing."""
+        self._publishing = asyncio.Lock()
         self._prompt_tokens = 0
         self._cached_tokens = 0
 
@@ -79,23 +84,37 @@ class VllmEngine(VllmProcess):
         llm = self._running()
         self._check_prompt(request)
         self._check_search(request)
-        task = asyncio.create_task(self._admitted(llm, request))
-        self._pending.add(task)
+        version = self._versions.get(request.model.version)
+        if version is None:
+            raise EngineError(f"version {request.model.version} is not served any more")
+        version.users += 1
         try:
-            return await task
-        except asyncio.CancelledError:
-            task.cancel()
-            if not cancelled_from_outside():
-                raise EngineDeadError("the engine was stopped") from None
-            raise
+            return await self._until_stopped(self._admitted(llm, version, request))
         finally:
-            self._pending.discard(task)
+            version.users -= 1
+            self._forget_unused(llm)
+
+    async def publish(
+        self,
+        model: ServingModel,
+        *,
+        rows: Sequence[RowUpdate] = (),
+        change: CatalogChange | None = None,
+    ) -> None:
+        """See `service.engine.base.Engine.publish`.
+
+        The worker does its part between two steps; docs/decisions/0007-versions-in-the-engine.md
+        says how long that takes.
+        """
+        llm = self._running()
+        await self._until_stopped(self._publish(llm, model, rows, change))
+        self._forget_unused(llm)
 
     def _check_search(self, request: DecodeRequest) -> None:
         """Refuse here what the worker could only answer with a failure."""
         if not 1 <= request.k <= request.beam_width:
             raise EngineError(f"beam_width {request.beam_width} must be at least k {request.k}")
-        items = len(self._model.catalog)
+        items = len(request.model.catalog)
         rows = request.excluded_rows | (request.included_rows or frozenset())
         foreign = [row for row in rows if not 0 <= row < items]
         if foreign:
@@ -109,11 +128,11 @@ class VllmEngine(VllmProcess):
         return super().in_flight() + self._gate.waiting
 
     async def stop(self) -> None:
-        """See `VllmProcess.stop`. Selections go with the worker that held them."""
+        """See `VllmProcess.stop`. Versions go with the worker that held them."""
         await super().stop()
-        held, self._held = self._held, {}
-        for one in held.values():
-            one.ready.cancel()
+        versions, self._versions = self._versions, {}
+        for version in versions.values():
+            version.selections.close()
 
     def info(self) -> JsonDict:
         """Facts about the engine, and prompt tokens so far, all and from the prefix cache."""
@@ -126,16 +145,6 @@ class VllmEngine(VllmProcess):
     async def state(self) -> dict[str, Any]:
         """The worker's versions and counts of searches and failures."""
         return dict(await self._call(self._running(), "gti_state"))
-
-    async def _call(self, llm: Any, method: str, *args: Any) -> Any:
-        """What a method of the worker returns. Raises EngineError when it fails there."""
-        try:
-            (found,) = await llm.collective_rpc(method, args=args)
-        except Exception as error:
-            if llm.errored:
-                raise EngineDeadError("the engine process is gone") from error
-            raise EngineError(f"{method} failed in the worker: {error}") from error
-        return found
 
     def _arguments(self) -> Mapping[str, Any]:
         architecture = _architecture(self._model.model_dir)
@@ -151,77 +160,114 @@ class VllmEngine(VllmProcess):
         }
 
     async def _first_request(self, llm: Any) -> None:
-        await self._install(llm)
-        prompt = [self._active_token_ids[0]]
-        await self._ask(llm, DecodeRequest("warm-up", prompt, 1, 1))
+        await self._install(llm, self._model, None)
+        prompt = self._model.active_token_ids[:1]
+        await self._ask(llm, DecodeRequest(self._model, "warm-up", prompt, 1, 1))
 
-    async def _install(self, llm: Any) -> None:
-        """Give the worker the catalogue of the version being served."""
-        model = self._model
+    async def _publish(
+        self,
+        llm: Any,
+        model: ServingModel,
+        rows: Sequence[RowUpdate],
+        change: CatalogChange | None,
+    ) -> None:
+        async with self._publishing:
+            check_same_weights(self._model, model)
+            if rows:
+                await self._write(llm, rows)
+            if model.version not in self._versions:
+                await self._install(llm, model, change)
+            if model.version != self._model.version:
+                self._before = self._model.version
+            self._model = model
+
+    async def _write(self, llm: Any, rows: Sequence[RowUpdate]) -> None:
+        """Write rows into the worker's weights."""
+        try:
+            update = RowUpdate.joined(rows)
+        except ValueError as error:
+            raise EngineError(f"rows that can't be written: {error}") from error
+        if not len(update.numbers):
+            return
+        outputs = None if update.rows_out is None else float32_bytes(update.rows_out)
+        numbers = update.numbers.tolist()
+        await self._call(llm, "gti_write_rows", numbers, float32_bytes(update.rows_in), outputs)
+
+    async def _install(self, llm: Any, model: ServingModel, change: CatalogChange | None) -> None:
+        """Give the worker a version: as a change of its parent, or whole."""
+        try:
+            if change is not None and change.parent in self._versions:
+                found = await self._follow(llm, model, change)
+            else:
+                found = await self._load(llm, model)
+            expected = [len(model.catalog), model.index.base.total]
+            if list(found) != expected:
+                raise EngineError(
+                    f"version {model.version} has {expected} items and items in service, its "
+                    f"change makes {found}"
+                )
+        except BaseException:
+            # It may be in the worker all the same, also when this call was cancelled.
+            self._spawn(self._call(llm, "gti_discard", model.version))
+            raise
+        selections = HeldSelections(model.version, partial(self._call, llm), self._keep)
+        self._versions[model.version] = _Version(model.version, selections)
+
+    async def _follow(self, llm: Any, model: ServingModel, change: CatalogChange) -> Any:
+        return await self._call(
+            llm,
+            "gti_follow",
+            model.version,
+            change.parent,
+            json.dumps(model.vocabulary.to_json()),
+            np.asarray(change.added, dtype=np.int32).tobytes(),
+            np.asarray(change.added_available, dtype=np.bool_).tobytes(),
+            list(change.retired),
+            list(change.restored),
+        )
+
+    async def _load(self, llm: Any, model: ServingModel) -> Any:
         with tempfile.TemporaryDirectory(prefix="gti-") as folder:
             path = Path(folder) / "snapshot.safetensors"
-            await asyncio.to_thread(
-                write_snapshot,
-                path,
-                model.version,
-                model.vocabulary,
-                model.catalog.sids,
-                model.index.available,
-            )
-            await self._call(llm, "gti_install", str(path))
+            try:
+                await asyncio.to_thread(write_snapshot, path, model)
+            except OSError as error:
+                raise EngineError(f"a version can't be handed to the worker: {error}") from error
+            return await self._call(llm, "gti_install", str(path))
 
-    async def _admitted(self, llm: Any, request: DecodeRequest) -> list[ScoredRow]:
+    def _forget_unused(self, llm: Any) -> None:
+        """Let the worker discard the versions that no request can ask for any more."""
+        if self._llm is not None and self._unused():
+            self._spawn(self._discard_unused(llm))
+
+    def _unused(self) -> list[_Version]:
+        kept = (self._model.version, self._before)
+        return [v for v in self._versions.values() if not v.users and v.number not in kept]
+
+    async def _discard_unused(self, llm: Any) -> None:
+        async with self._publishing:  # no version becomes a parent meanwhile
+            unused = self._unused()
+            for version in unused:  # before anything is awaited: none may get a user meanwhile
+                del self._versions[version.number]
+            for version in unused:
+                await self._call(llm, "gti_discard", version.number)
+
+    async def _admitted(
+        self, llm: Any, version: _Version, request: DecodeRequest
+    ) -> list[ScoredRow]:
         """Ask once there is room for the beams and the worker has the request's selection."""
-        async with self._gate.enter(request.beam_width):
-            return await self._selected(llm, request)
-
-    async def _selected(self, llm: Any, request: DecodeRequest) -> list[ScoredRow]:
-        if request.selection is None:
+        async with (
+            self._gate.enter(request.beam_width),
+            version.selections.holding(request.selection),
+        ):
             return await self._ask(llm, request)
-        held = await self._hold(llm, request.selection)
-        try:
-            return await self._ask(llm, request)
-        finally:
-            held.users -= 1
-
-    async def _hold(self, llm: Any, selection: Selection) -> _Held:
-        """The selection, made in the worker, with one user more."""
-        held = self._held.pop(selection.key, None)
-        if held is None:
-            held = _Held(asyncio.ensure_future(self._make(llm, selection)))
-            self._keep(held.ready)
-        self._held[selection.key] = held  # most recent last
-        held.users += 1
-        try:
-            await asyncio.shield(held.ready)
-        except BaseException:
-            held.users -= 1
-            failed = held.ready.done() and (held.ready.cancelled() or held.ready.exception())
-            if failed and self._held.get(selection.key) is held:
-                del self._held[selection.key]
-            raise
-        return held
-
-    async def _make(self, llm: Any, selection: Selection) -> None:
-        version = self._model.version
-        idle = [key for key, held in self._held.items() if not held.users]
-        forgotten = idle[: max(0, len(self._held) - HELD_SELECTIONS)]
-        for key in forgotten:
-            del self._held[key]
-        if forgotten:
-            # Sent before anyone else runs: a selection asked for again is made after this.
-            await self._call(llm, "gti_unselect", version, forgotten)
-        if len(self._held) > HELD_SELECTIONS:
-            raise EngineError(f"{HELD_SELECTIONS} different selections are in use at once")
-        packed = np.packbits(selection.mask.astype(np.bool_)).tobytes()
-        await self._call(llm, "gti_select", version, selection.key, packed)
 
     async def _ask(self, llm: Any, request: DecodeRequest) -> list[ScoredRow]:
         from vllm.inputs import tokens_input
         from vllm.pooling_params import PoolingParams
 
         wanted = BeamRequest(
-            self._model.version,
+            request.model.version,
             request.k,
             request.beam_width,
             sorted(request.excluded_rows),
@@ -247,7 +293,7 @@ class VllmEngine(VllmProcess):
                     f"the search of request {request.request_id} failed inside the worker"
                 )
             if row >= 0:
-                item = self._model.catalog.items[int(row)]
+                item = request.model.catalog.items[int(row)]
                 found.append(ScoredRow(int(row), item.sid, score))
         return found
 

@@ -20,9 +20,13 @@ import numpy as np
 from gti_core.decoding import BeamSearch, ScoredRow
 from gti_core.types import FloatArray
 from service.engine.base import (
+    CatalogChange,
     DecodeRequest,
     EngineDeadError,
     EngineError,
+    RowUpdate,
+    ServingModel,
+    check_same_weights,
 )
 from service.engine.vllm_base import VllmProcess, cancelled_from_outside
 
@@ -32,12 +36,14 @@ LOGPROBS_PER_REQUEST = 128
 
 @dataclass(frozen=True)
 class _Query:
-    """One vLLM request: children of one prefix. ``beam`` is its place in the frontier."""
+    """One vLLM request: children of one prefix. ``beam`` is its place in the frontier, ``active``
+    the token ids of the version's active rows."""
 
     request_id: str
     beam: int
     prompt_token_ids: list[int]
     children: list[int]
+    active: list[int]
 
 
 class VllmPerBeamEngine(VllmProcess):
@@ -52,28 +58,40 @@ class VllmPerBeamEngine(VllmProcess):
         """Best items first. See `service.engine.base.Engine.decode`."""
         llm = self._running()
         self._check_prompt(request)
-        search = BeamSearch(
-            self._model.index,
-            self._model.vocabulary,
-            request.filter(self._model.index),
-            request.beam_width,
-        )
+        model = request.model
+        search = BeamSearch(model.index, model.vocabulary, request.filter(), request.beam_width)
         while not search.done:
             search.advance(await self._score(llm, request, search))
         return search.results(request.k)
 
+    async def publish(
+        self,
+        model: ServingModel,
+        *,
+        rows: Sequence[RowUpdate] = (),
+        change: CatalogChange | None = None,
+    ) -> None:
+        """See `service.engine.base.Engine.publish`. Only changes of the catalogue are possible.
+
+        On a CPU vLLM's own head, which this engine's scores come from, is a packed copy that no
+        public means renews.
+        """
+        self._running()
+        if rows:
+            raise EngineError("new rows need the engine vllm")
+        check_same_weights(self._model, model)
+        self._model = model
+
     async def _first_request(self, llm: Any) -> None:
-        query = _Query("warm-up", 0, [self._active_token_ids[0]], self._active_token_ids[:1])
-        await self._ask(llm, query)
+        active = self._model.active_token_ids
+        await self._ask(llm, _Query("warm-up", 0, active[:1], active[:1], active))
 
     async def _score(self, llm: Any, request: DecodeRequest, search: BeamSearch) -> FloatArray:
         """Log-probabilities [len(frontier), S] of one level; NaN where nothing was asked."""
-        first = self._model.vocabulary.first_token_id
+        vocabulary = request.model.vocabulary
         queries = list(self._queries(request, search))
         answers = await self._ask_all(llm, queries)
-        logprobs = np.full(
-            (len(search.frontier), self._model.vocabulary.rows), np.nan, dtype=np.float32
-        )
+        logprobs = np.full((len(search.frontier), vocabulary.rows), np.nan, dtype=np.float32)
         for query, answer in zip(queries, answers, strict=True):
             for token_id in query.children:
                 value = answer.get(token_id, -math.inf)
@@ -82,11 +100,11 @@ class VllmPerBeamEngine(VllmProcess):
                         f"vLLM gave no log-probability for the allowed token {token_id} "
                         f"(request {request.request_id}, level {search.level})"
                     )
-                logprobs[query.beam, token_id - first] = value
+                logprobs[query.beam, token_id - vocabulary.first_token_id] = value
         return logprobs
 
     def _queries(self, request: DecodeRequest, search: BeamSearch) -> Iterator[_Query]:
-        vocabulary = self._model.vocabulary
+        vocabulary = request.model.vocabulary
         serial = next(self._serial)
         for number, beam in enumerate(search.frontier):
             prompt = [*request.prompt_token_ids, *vocabulary.token_ids(beam.prefix)]
@@ -99,6 +117,7 @@ class VllmPerBeamEngine(VllmProcess):
                     number,
                     prompt,
                     children[start : start + LOGPROBS_PER_REQUEST],
+                    request.model.active_token_ids,
                 )
 
     async def _ask_all(self, llm: Any, queries: Sequence[_Query]) -> list[Mapping[int, float]]:
@@ -137,7 +156,7 @@ class VllmPerBeamEngine(VllmProcess):
             temperature=0.0,
             ignore_eos=True,
             detokenize=False,
-            allowed_token_ids=self._active_token_ids,
+            allowed_token_ids=query.active,
             logprob_token_ids=query.children,
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,

@@ -128,7 +128,7 @@ def require_tested_version() -> str:
 
 def environment(
     options: VllmOptions,
-    active_rows: int,
+    sid_rows: int,
     current: Mapping[str, str],
     cores: int,
     *,
@@ -138,7 +138,7 @@ def environment(
 
     Args:
         options: `threads` is read.
-        active_rows: active rows of the SID vocabulary.
+        sid_rows: rows of the SID vocabulary; a later version may activate all of them.
         current: the process's environment; what it holds is the operator's choice and stays.
         cores: cores available to this process.
         pooling: beams are decoded inside the worker.
@@ -170,10 +170,10 @@ def environment(
                 "VLLM_USE_V2_MODEL_RUNNER or use the engine vllm-per-beam"
             )
         wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    elif active_rows > V2_ALLOWED_TOKENS:
+    elif sid_rows > V2_ALLOWED_TOKENS:
         if current.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
             raise EngineError(
-                f"{active_rows} active SID rows: vLLM's second model runner normalizes over at "
+                f"{sid_rows} SID rows: vLLM's second model runner normalizes over at "
                 f"most {V2_ALLOWED_TOKENS}; unset VLLM_USE_V2_MODEL_RUNNER"
             )
         wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"
@@ -253,12 +253,12 @@ def build(
             model.max_tokens,
             max_model_len,
         )
-    active_rows = int(model.vocabulary.active_mask.sum())
     # Said while vLLM is imported, before it reads the level above.
     logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)
     cores = len(os.sched_getaffinity(0))
     pooling = (further or {}).get("runner") == "pooling"
-    os.environ.update(environment(options, active_rows, os.environ, cores, pooling=pooling))
+    sid_rows = model.vocabulary.rows
+    os.environ.update(environment(options, sid_rows, os.environ, cores, pooling=pooling))
     if is_cpu_build():
         # Even when told to run eagerly, vLLM compiles a function of its sampler. On a CPU that
         # takes a C++ compiler, which a user need not have, and seconds of the first request.

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,9 +58,11 @@ def context() -> ServingContext:
 class Server:
     """`gti serve` on a free port; its output is read all the time, so that it never blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Path) -> None:
+        # A store of its own: what someone onboarded in this checkout is not this test's business.
+        options = ["--port", "0", "--data-dir", str(DATA_DIR), "--store", str(store)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "serve", "--port", "0", "--data-dir", str(DATA_DIR)],
+            [sys.executable, "-m", "service", "serve", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -84,8 +87,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    started = Server()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = Server(tmp_path_factory.mktemp("store") / "gti.db")
     try:
         started.wait(300)
         yield started
@@ -124,6 +127,7 @@ def test_vllm_equals_the_reference_on_the_demo_bundle(server, context):
             for number, history in enumerate(HISTORIES):
                 items = [context.catalog.get(item_id) for item_id in history]
                 request = DecodeRequest(
+                    model,
                     f"demo-{number}",
                     context.prompt.token_ids([item.sid for item in items], context.vocabulary),
                     k=10,
@@ -147,6 +151,40 @@ def test_vllm_equals_the_reference_on_the_demo_bundle(server, context):
         finally:
             loop.run(exact.stop())
             loop.run(reference.stop())
+
+
+PHANTOM = {
+    "item_id": "tt0120915",
+    "title": "Star Wars: Episode I - The Phantom Menace (1999)",
+    "attributes": {"year": 1999, "genres": ["Action", "Adventure", "Sci-Fi"]},
+}
+
+
+def test_a_film_that_came_later_is_onboarded_recommended_and_retired(server):
+    base = re.search(r"http://[\d.:]+", server.output)[0]
+    body = {"history": ["50", "172", "181"], "k": 50, "beam_width": 100}
+
+    def recommended(at_least: int) -> bool:
+        asked = {**body, "min_version": at_least}
+        answer = httpx.post(f"{base}/v1/recommendations", json=asked, timeout=120)
+        items = answer.raise_for_status().json()["items"]
+        return PHANTOM["item_id"] in {item["item_id"] for item in items}
+
+    assert not recommended(1)
+    key = {"Idempotency-Key": "phantom"}
+    deadline = time.monotonic() + 600
+    job = {"state": "queued"}
+    # The first job waits for the worker, which reads histories once per data folder.
+    while job["state"] not in ("live", "rejected", "failed"):
+        assert time.monotonic() < deadline, job
+        posted = httpx.post(
+            f"{base}/v1/admin/items?wait=30", json={"items": [PHANTOM]}, headers=key, timeout=60
+        )
+        job = posted.raise_for_status().json()
+    assert job["state"] == "live", job
+    assert recommended(job["version"])
+    gone = httpx.delete(f"{base}/v1/admin/items/{PHANTOM['item_id']}", timeout=60)
+    assert not recommended(gone.raise_for_status().json()["version"])
 
 
 def test_sigterm_ends_the_server_with_exit_0(server):

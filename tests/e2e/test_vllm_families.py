@@ -61,7 +61,7 @@ def test_four_levels_equal_the_oracle(family: str, tmp_path: Path) -> None:
             loop.run(engine.start(), timeout=600)
             for length, width in ((1, 5), (30, 20), (31, 120), (64, 40)):
                 prompt = [2 + (13 * i + length) % 90 for i in range(length)]
-                request = DecodeRequest(f"{length}", prompt, min(width, 20), width)
+                request = DecodeRequest(model, f"{length}", prompt, min(width, 20), width)
                 got, want = loop.run(engine.decode(request)), oracle.decode(request)
                 assert [item.sid for item in got] == [item.sid for item in want]
                 assert all(item.row % 7 for item in got)

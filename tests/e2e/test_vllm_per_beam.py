@@ -27,7 +27,7 @@ def test_it_equals_the_oracle_and_leaves_nothing_running(tmp_path: Path) -> None
     oracle = Oracle(model)
 
     async def cancelled() -> None:
-        request = DecodeRequest("gone", PROMPT, k=10, beam_width=100)
+        request = DecodeRequest(model, "gone", PROMPT, k=10, beam_width=100)
         task = asyncio.create_task(engine.decode(request))
         for _ in range(10_000):
             if engine.in_flight() >= 100:
@@ -45,7 +45,7 @@ def test_it_equals_the_oracle_and_leaves_nothing_running(tmp_path: Path) -> None
             loop.run(engine.start(), timeout=600)
             for width in (1, 20, 50):
                 out = frozenset(range(0, 400, 3))
-                request = DecodeRequest(f"{width}", PROMPT, min(width, 10), width, out)
+                request = DecodeRequest(model, f"{width}", PROMPT, min(width, 10), width, out)
                 got, want = loop.run(engine.decode(request)), oracle.decode(request)
                 assert [item.sid for item in got] == [item.sid for item in want]
                 assert [item.logprob for item in got] == pytest.approx(

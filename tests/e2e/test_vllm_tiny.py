@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import psutil
@@ -29,8 +30,9 @@ from service.engine.base import (
     Selection,
     ServingModel,
 )
+from service.engine.held_selections import HELD_SELECTIONS
 from service.engine.vllm_beams.wire import FAILED, BeamRequest
-from service.engine.vllm_engine import HELD_SELECTIONS, VllmEngine, VllmOptions
+from service.engine.vllm_engine import VllmEngine, VllmOptions
 
 pytestmark = STARTS_VLLM
 
@@ -45,6 +47,9 @@ class Served:
     engine: VllmEngine
     model: ServingModel
     oracle: Oracle
+
+    def request(self, request_id: str, prompt: Sequence[int], *args: Any, **named: Any) -> Any:
+        return DecodeRequest(self.model, request_id, prompt, *args, **named)
 
     def decode(self, request: DecodeRequest) -> list[ScoredRow]:
         return self.loop.run(self.engine.decode(request))
@@ -130,7 +135,7 @@ def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("width", [1, 10, 11, 50, 256])
 def test_items_and_scores_equal_the_oracle(untied: Served, width: int) -> None:
-    request = DecodeRequest("equal", PROMPT, k=min(width, 50), beam_width=width)
+    request = untied.request("equal", PROMPT, k=min(width, 50), beam_width=width)
     got = untied.decode(request)
     assert len(got) == request.k
     assert_same(got, untied.oracle.decode(request), 1e-3)
@@ -139,14 +144,14 @@ def test_items_and_scores_equal_the_oracle(untied: Served, width: int) -> None:
 def test_every_first_code_comes_back(untied: Served) -> None:
     model = untied.model
     root = model.index.children(0, len(model.index), 0, model.index.admissible())
-    request = DecodeRequest("wide", PROMPT[:9], k=len(root.codes), beam_width=len(root.codes))
+    request = untied.request("wide", PROMPT[:9], k=len(root.codes), beam_width=len(root.codes))
     assert_same(untied.decode(request), untied.oracle.decode(request), 1e-3)
 
 
 def test_a_beam_as_wide_as_the_catalogue_is_exhaustive(untied: Served) -> None:
     model = untied.model
     items = len(model.catalog)
-    got = untied.decode(DecodeRequest("all", PROMPT, k=items, beam_width=items))
+    got = untied.decode(untied.request("all", PROMPT, k=items, beam_width=items))
     want = exhaustive_search(
         lambda prefixes: untied.oracle.score(PROMPT, prefixes),
         [item.sid for item in model.catalog],
@@ -160,12 +165,12 @@ def test_a_beam_as_wide_as_the_catalogue_is_exhaustive(untied: Served) -> None:
 
 
 def test_excluded_rows_never_come_back(untied: Served) -> None:
-    best = untied.decode(DecodeRequest("before", PROMPT, k=30, beam_width=50))
+    best = untied.decode(untied.request("before", PROMPT, k=30, beam_width=50))
     # The best items, and everything below the best first code: a whole subtree goes.
     excluded = frozenset(item.row for item in best) | {
         row for row, item in enumerate(untied.model.catalog) if item.sid[0] == best[0].sid[0]
     }
-    request = DecodeRequest("after", PROMPT, k=50, beam_width=50, excluded_rows=excluded)
+    request = untied.request("after", PROMPT, k=50, beam_width=50, excluded_rows=excluded)
     got = untied.decode(request)
     assert len(got) == 50
     assert not excluded & {item.row for item in got}
@@ -174,19 +179,19 @@ def test_excluded_rows_never_come_back(untied: Served) -> None:
 
 def test_all_but_three_items_excluded(untied: Served) -> None:
     excluded = frozenset(range(3, len(untied.model.catalog)))
-    request = DecodeRequest("three", PROMPT, k=10, beam_width=10, excluded_rows=excluded)
+    request = untied.request("three", PROMPT, k=10, beam_width=10, excluded_rows=excluded)
     assert {item.row for item in untied.decode(request)} == {0, 1, 2}
 
 
 def test_nothing_admissible_gives_nothing(untied: Served) -> None:
     everything = frozenset(range(len(untied.model.catalog)))
-    request = DecodeRequest("none", PROMPT, k=10, beam_width=10, excluded_rows=everything)
+    request = untied.request("none", PROMPT, k=10, beam_width=10, excluded_rows=everything)
     assert untied.decode(request) == []
 
 
 def test_concurrent_requests_equal_the_same_ones_alone(untied: Served) -> None:
     requests = [
-        DecodeRequest(f"user-{user}", PROMPT[user : user + 5 * user + 4], k=10, beam_width=20)
+        untied.request(f"user-{user}", PROMPT[user : user + 5 * user + 4], k=10, beam_width=20)
         for user in range(8)
     ]
 
@@ -204,7 +209,7 @@ def test_cancellation_leaves_nothing_running(untied: Served) -> None:
     async def cancel_half() -> tuple[list[object], list[list[ScoredRow]]]:
         tasks = [
             asyncio.create_task(
-                engine.decode(DecodeRequest(f"cancel-{i}", PROMPT, k=10, beam_width=200))
+                engine.decode(untied.request(f"cancel-{i}", PROMPT, k=10, beam_width=200))
             )
             for i in range(6)
         ]
@@ -216,7 +221,7 @@ def test_cancellation_leaves_nothing_running(untied: Served) -> None:
 
     cancelled, finished = untied.loop.run(cancel_half())
     assert all(isinstance(result, asyncio.CancelledError) for result in cancelled)
-    expected = untied.oracle.decode(DecodeRequest("alone", PROMPT, k=10, beam_width=200))
+    expected = untied.oracle.decode(untied.request("alone", PROMPT, k=10, beam_width=200))
     assert_same(finished[0], expected, 1e-3)
     wait_until(untied.idle, "requests are still in flight")
 
@@ -224,7 +229,7 @@ def test_cancellation_leaves_nothing_running(untied: Served) -> None:
 def test_cancellation_in_the_first_instants(untied: Served) -> None:
     async def cancel_after(turns: int) -> None:
         task = asyncio.create_task(
-            untied.engine.decode(DecodeRequest("early", PROMPT, k=5, beam_width=50))
+            untied.engine.decode(untied.request("early", PROMPT, k=5, beam_width=50))
         )
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -238,24 +243,24 @@ def test_cancellation_in_the_first_instants(untied: Served) -> None:
 
 def test_the_longest_prompt_fits_and_one_more_token_does_not(untied: Served) -> None:
     longest = [5] * (MAX_TOKENS - untied.model.index.levels)
-    request = DecodeRequest("fits", longest, k=3, beam_width=10)
+    request = untied.request("fits", longest, k=3, beam_width=10)
     assert_same(untied.decode(request), untied.oracle.decode(request), 1e-3)
     with pytest.raises(PromptTooLongError, match="94 tokens"):
-        untied.decode(DecodeRequest("long", [*longest, 5], k=3, beam_width=10))
+        untied.decode(untied.request("long", [*longest, 5], k=3, beam_width=10))
 
 
 def test_bad_requests_are_refused_and_do_no_harm(untied: Served) -> None:
     with pytest.raises(EngineError, match="empty"):
-        untied.decode(DecodeRequest("empty", [], k=1, beam_width=1))
+        untied.decode(untied.request("empty", [], k=1, beam_width=1))
     with pytest.raises(EngineError, match="vocabulary"):
-        untied.decode(DecodeRequest("foreign", [3, 999_999], k=1, beam_width=1))
+        untied.decode(untied.request("foreign", [3, 999_999], k=1, beam_width=1))
     with pytest.raises(EngineError, match="vocabulary"):
-        untied.decode(DecodeRequest("negative", [3, -1], k=1, beam_width=1))
+        untied.decode(untied.request("negative", [3, -1], k=1, beam_width=1))
     with pytest.raises(EngineError, match="beam_width"):
-        untied.decode(DecodeRequest("narrow", PROMPT, k=1, beam_width=0))
+        untied.decode(untied.request("narrow", PROMPT, k=1, beam_width=0))
     with pytest.raises(EngineError, match="row 400"):
         untied.decode(
-            DecodeRequest("row", PROMPT, k=1, beam_width=1, excluded_rows=frozenset({400}))
+            untied.request("row", PROMPT, k=1, beam_width=1, excluded_rows=frozenset({400}))
         )
     assert untied.idle()
     untied.loop.run(untied.engine.check())
@@ -281,7 +286,7 @@ def test_a_batch_of_widths_lengths_and_filters_equals_the_oracle(untied: Served)
         out = frozenset(int(row) for row in rng.choice(items, rng.integers(0, items), False))
         length = int(rng.integers(1, 90))
         prompt = [3 + (5 * i + number) % 80 for i in range(length)]
-        requests.append(DecodeRequest(f"mix-{number}", prompt, width, width, out))
+        requests.append(untied.request(f"mix-{number}", prompt, width, width, out))
 
     async def together() -> list[list[ScoredRow]]:
         return await asyncio.gather(*(untied.engine.decode(request) for request in requests))
@@ -304,9 +309,9 @@ def test_selections_and_lists_leave_exactly_what_they_leave(untied: Served, left
     wanted, out = frozenset(chosen[:left].tolist()), frozenset(chosen[left:].tolist())
     selection = Selection(f"left-{left}", mask)
     requests = [
-        DecodeRequest("mask", PROMPT, 10, 20, out, selection=selection),
-        DecodeRequest("list", PROMPT, 10, 20, included_rows=wanted),
-        DecodeRequest("both", PROMPT, 10, 20, out, wanted | out, selection),
+        untied.request("mask", PROMPT, 10, 20, out, selection=selection),
+        untied.request("list", PROMPT, 10, 20, included_rows=wanted),
+        untied.request("both", PROMPT, 10, 20, out, wanted | out, selection),
     ]
     for request in requests:
         got = untied.decode(request)
@@ -322,7 +327,7 @@ def test_more_selections_than_the_worker_keeps(untied: Served) -> None:
         mask = np.zeros(items, dtype=np.bool_)
         mask[number::7] = True
         requests.append(
-            DecodeRequest(f"s{number}", PROMPT, 5, 5, selection=Selection(f"s{number}", mask))
+            untied.request(f"s{number}", PROMPT, 5, 5, selection=Selection(f"s{number}", mask))
         )
 
     async def together(part: Sequence[DecodeRequest]) -> list[list[ScoredRow]]:
@@ -357,7 +362,7 @@ def test_a_search_that_fails_leaves_its_neighbours_alone(untied: Served) -> None
         {**good, "excluded": [-3]},
         {**good, "selection": "unknown"},
     ]
-    request = DecodeRequest("good", PROMPT, 5, 5)
+    request = untied.request("good", PROMPT, 5, 5)
 
     async def together() -> tuple[list[list[ScoredRow]], list[list[list[float]]]]:
         answers = asyncio.gather(*(untied.engine.decode(request) for _ in range(5)))
@@ -375,7 +380,7 @@ def test_a_search_that_fails_leaves_its_neighbours_alone(untied: Served) -> None
 def test_a_prefix_in_the_cache_changes_nothing(untied: Served) -> None:
     prompt = [7 + (11 * i) % 80 for i in range(80)]
     untied.loop.run(untied.engine._llm.reset_prefix_cache())
-    request = DecodeRequest("prefix", prompt, k=20, beam_width=20)
+    request = untied.request("prefix", prompt, k=20, beam_width=20)
     before = untied.engine.info()["cached_prompt_tokens"]
     failures = untied.loop.run(untied.engine.state())["failures"]
     cold = untied.decode(request)
@@ -390,7 +395,7 @@ def test_a_prefix_in_the_cache_changes_nothing(untied: Served) -> None:
 
 def test_tied_heads_in_bfloat16(tied: Served) -> None:
     items = len(tied.model.catalog)
-    request = DecodeRequest("tied", PROMPT, k=items, beam_width=items)
+    request = tied.request("tied", PROMPT, k=items, beam_width=items)
     got = {item.row: item.logprob for item in tied.decode(request)}
     want = {item.row: item.logprob for item in tied.oracle.decode(request)}
     assert got.keys() == want.keys()
@@ -419,7 +424,7 @@ def test_a_killed_process_fails_everything_under_way(tied: Served) -> None:
     async def kill_during_decodes() -> list[object]:
         tasks = [
             asyncio.create_task(
-                tied.engine.decode(DecodeRequest(f"kill-{i}", PROMPT, k=10, beam_width=200))
+                tied.engine.decode(tied.request(f"kill-{i}", PROMPT, k=10, beam_width=200))
             )
             for i in range(4)
         ]
@@ -432,7 +437,7 @@ def test_a_killed_process_fails_everything_under_way(tied: Served) -> None:
     with pytest.raises(EngineDeadError):
         tied.loop.run(tied.engine.check())
     with pytest.raises(EngineDeadError):
-        tied.decode(DecodeRequest("late", PROMPT, k=1, beam_width=1))
+        tied.decode(tied.request("late", PROMPT, k=1, beam_width=1))
     wait_until(lambda: not alive([core, *workers]), "the worker outlived its engine")
 
 
@@ -444,7 +449,7 @@ def test_stop_is_idempotent_and_leaves_no_process(untied: Served, tied: Served) 
     async def stop_during_decodes() -> list[object]:
         tasks = [
             asyncio.create_task(
-                untied.engine.decode(DecodeRequest(f"stop-{i}", PROMPT, k=10, beam_width=200))
+                untied.engine.decode(untied.request(f"stop-{i}", PROMPT, k=10, beam_width=200))
             )
             for i in range(4)
         ]
@@ -457,6 +462,6 @@ def test_stop_is_idempotent_and_leaves_no_process(untied: Served, tied: Served) 
     untied.loop.run(untied.engine.stop())
     wait_until(lambda: not alive(processes), "the engine outlived its stop")
     with pytest.raises(EngineDeadError, match="not running"):
-        untied.decode(DecodeRequest("late", PROMPT, k=1, beam_width=1))
+        untied.decode(untied.request("late", PROMPT, k=1, beam_width=1))
     with pytest.raises(EngineDeadError, match="not running"):
         untied.loop.run(untied.engine.check())

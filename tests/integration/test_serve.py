@@ -59,8 +59,8 @@ def test_engine_that_dies_ends_the_process(
     assert "GTI Serve is ready" in capsys.readouterr().out
 
 
-def test_welcome_names_known_popular_items(tiny_context: ServingContext) -> None:
-    text = welcome(tiny_context, "http://127.0.0.1:8000")
+def test_welcome_names_known_popular_items(tiny_model: ServingModel) -> None:
+    text = welcome("tiny", tiny_model, "http://127.0.0.1:8000")
     assert "Recommend after Gamma, Mu, Zeta:" in text
     [command] = [line for line in text.splitlines() if "curl" in line]
     assert json.loads(shlex.split(command)[6]) == {"history": ["a3", "50", "c1"], "k": 9}

@@ -38,6 +38,7 @@ def test_item(client: Any) -> None:
         "attributes": {"year": 1990, "genres": ["Drama"]},
         "semantic_id": [0, 0, 0],
         "popularity": 50,
+        "available": True,
     }
     assert client.get("/v1/items/e%2F1").json()["item_id"] == "e/1"
 
@@ -64,6 +65,7 @@ def test_info(client: Any) -> None:
         "levels": 3,
         "active_codes": [4, 3, 4],
         "reserved_codes": [1, 1, 2],
+        "codes_left": 2,
     }
     assert info["limits"] == {
         "max_k": 200,

@@ -65,14 +65,22 @@ def beam_class(base: type[nn.Module], name: str) -> type[nn.Module]:
     return BeamModel
 
 
+def input_matrix(model: nn.Module) -> Tensor:
+    """The live input embedding [V', D]."""
+    (embedding,) = (
+        module
+        for module in model.modules()
+        if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
+    )
+    matrix: Tensor = embedding.weight.data
+    return matrix
+
+
 def output_matrix(model: nn.Module) -> Tensor:
     """The live output matrix [V', D]: the head's weights, which a tied model shares with its input.
 
     Not the copy that vLLM packs for CPUs, which would miss rows written later.
     """
     heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
-    if not heads:
-        embeddings = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding)]
-        heads = embeddings[:1]
-    matrix: Tensor = heads[0].weight.data
+    matrix: Tensor = heads[0].weight.data if heads else input_matrix(model)
     return matrix

@@ -42,6 +42,10 @@ class BeamPooler(Pooler):  # type: ignore[misc]
         """Serve a version from now on, beside those that are there."""
         self._snapshots[snapshot.version] = snapshot
 
+    def discard(self, version: int) -> None:
+        """Forget a version, if it is here."""
+        self._snapshots.pop(version, None)
+
     def snapshot(self, version: int) -> Snapshot:
         """A version. Raises KeyError when it is not here."""
         return self._snapshots[version]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from gti_core.decoding.device import (
     start,
 )
 from gti_core.decoding.filters import Admissible, Filter
+from gti_core.types import BoolArray, IntArray
 from gti_core.vocabulary import SidVocabulary
 from service.engine.vllm_beams.wire import BeamRequest, read_snapshot
 
@@ -33,15 +34,23 @@ class Snapshot:
         vocabulary: rows and active codes.
         index: constraint index.
         device: where decoding happens.
+        previous: tensors of another version, used again where both are the same.
     """
 
     def __init__(
-        self, version: int, vocabulary: SidVocabulary, index: ConstraintIndex, device: torch.device
+        self,
+        version: int,
+        vocabulary: SidVocabulary,
+        index: ConstraintIndex,
+        device: torch.device,
+        previous: DeviceIndex | None = None,
     ) -> None:
         self.version = version
         self.vocabulary = vocabulary
         self.index = index
-        self.device_index = DeviceIndex(index, device, base_slots=MOST_SELECTIONS)
+        self.device_index = DeviceIndex(
+            index, device, base_slots=MOST_SELECTIONS, previous=previous
+        )
         self.selections: dict[str, Admissible] = {}
         """By key; the service says when to make and when to forget one."""
         self.inactive = torch.from_numpy(~vocabulary.active_mask).to(device)
@@ -53,6 +62,38 @@ class Snapshot:
         """Read a file of `service.engine.vllm_beams.wire.write_snapshot`."""
         version, vocabulary, sids, available = read_snapshot(path)
         return cls(version, vocabulary, ConstraintIndex(sids, available), device)
+
+    def followed(
+        self,
+        version: int,
+        vocabulary: SidVocabulary,
+        added: IntArray,
+        available: BoolArray,
+        retired: Iterable[int],
+        restored: Iterable[int],
+    ) -> Snapshot:
+        """The snapshot of a version made from this one, without a rebuild.
+
+        Args:
+            version: its number.
+            vocabulary: its vocabulary.
+            added: SIDs of further catalogue rows, [M, L] int32.
+            available: whether each of them is in service, [M] bool.
+            retired: catalogue rows that go out of service.
+            restored: catalogue rows that come back into service.
+
+        Raises:
+            CatalogError: a SID that is taken.
+            DecodingError: a catalogue row that does not exist.
+        """
+        index = self.index.inserted_many(added, available)
+        index = index.with_availability(retired, False).with_availability(restored, True)
+        return Snapshot(version, vocabulary, index, self.device, self.device_index)
+
+    @property
+    def counts(self) -> list[int]:
+        """Items, and items in service."""
+        return [len(self.index), self.index.base.total]
 
     def filter(self, request: BeamRequest) -> Filter:
         """Which items may come back. Raises KeyError for a selection that is not here."""

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from gti_core.types import FloatArray
 from gti_core.vocabulary import SidVocabulary
+from service.engine.base import RowUpdate, ServingModel
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "GtiLlamaForCausalLM",
@@ -68,26 +72,20 @@ class BeamRequest:
         )
 
 
-def write_snapshot(
-    path: Path, version: int, vocabulary: SidVocabulary, sids: Any, available: Any
-) -> None:
-    """Write a catalogue snapshot for the worker, as safetensors.
-
-    Args:
-        path: file to write.
-        version: its number.
-        vocabulary: rows and active codes of the version.
-        sids: numpy int32 [N, L], by catalogue row.
-        available: numpy bool [N]; an unavailable item never comes back.
-    """
+def write_snapshot(path: Path, model: ServingModel) -> None:
+    """Write a version's catalogue for the worker, as safetensors. O(N), blocks."""
     from safetensors.numpy import save_file
 
-    metadata = {"version": str(version), "vocabulary": json.dumps(vocabulary.to_json())}
-    save_file({"sids": sids, "available": available}, path, metadata)
+    metadata = {
+        "version": str(model.version),
+        "vocabulary": json.dumps(model.vocabulary.to_json()),
+    }
+    arrays = {"sids": model.catalog.sids, "available": model.index.available}
+    save_file(arrays, path, metadata)
 
 
 def read_snapshot(path: Path) -> tuple[int, SidVocabulary, Any, Any]:
-    """Inverse of `write_snapshot`: version, vocabulary, sids, available."""
+    """What `write_snapshot` wrote: version, vocabulary, SIDs [N, L] and availability [N]."""
     from safetensors import safe_open
 
     with safe_open(path, framework="numpy") as file:
@@ -99,3 +97,18 @@ def read_snapshot(path: Path) -> tuple[int, SidVocabulary, Any, Any]:
             file.get_tensor("sids"),
             file.get_tensor("available"),
         )
+
+
+def float32_bytes(rows: FloatArray) -> bytes:
+    """Rows [M, D] as they travel."""
+    return np.ascontiguousarray(rows, dtype=np.float32).tobytes()
+
+
+def row_update(numbers: Sequence[int], rows_in: bytes, rows_out: bytes | None) -> RowUpdate:
+    """Rows that came as `float32_bytes`. Raises ValueError as `RowUpdate` does, or for no rows."""
+    blocks = [
+        None if block is None else np.frombuffer(block, np.float32).reshape(len(numbers), -1).copy()
+        for block in (rows_in, rows_out)
+    ]
+    assert blocks[0] is not None
+    return RowUpdate(np.array(numbers, dtype=np.int64), blocks[0], blocks[1])

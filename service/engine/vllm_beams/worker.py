@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gti_core.vocabulary import SidVocabulary
+from service.engine.live_rows import LiveRows
 from service.engine.vllm_beams.decoder import BeamDecoder
+from service.engine.vllm_beams.model import input_matrix, output_matrix
 from service.engine.vllm_beams.scratch import Scratch, ScratchError, enlarged
 from service.engine.vllm_beams.snapshot import Snapshot
-from service.engine.vllm_beams.wire import SCRATCH_BLOCKS
+from service.engine.vllm_beams.wire import SCRATCH_BLOCKS, row_update
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +29,7 @@ class BeamWorkerMixin:
     get_kv_cache_spec: Any
 
     _room: int | None = None
+    _rows: LiveRows | None = None
 
     def determine_available_memory(self) -> int:
         """As vLLM's, less what the beams' blocks take: what was asked for, at most half."""
@@ -61,11 +66,58 @@ class BeamWorkerMixin:
         )
         model.pooler.attach(BeamDecoder(model, self.vllm_config, layers, room))
 
-    def gti_install(self, path: str) -> int:
-        """Load a version's snapshot from a file. Returns its number."""
-        snapshot = Snapshot.load(Path(path), self.model_runner.device)
-        self.model_runner.get_model().pooler.install(snapshot)
-        return snapshot.version
+    def gti_install(self, path: str) -> list[int]:
+        """Load a version's snapshot from a file. Returns its items and those in service."""
+        return self._install(Snapshot.load(Path(path), self.model_runner.device))
+
+    def gti_follow(
+        self,
+        version: int,
+        parent: int,
+        vocabulary_json: str,
+        added: bytes,
+        added_available: bytes,
+        retired: list[int],
+        restored: list[int],
+    ) -> list[int]:
+        """Make a version's snapshot from its parent's. Returns its items and those in service.
+
+        Args:
+            version: its number.
+            parent: number of a version that is here.
+            vocabulary_json: its vocabulary.
+            added: SIDs of the catalogue rows appended, int32 [M, L].
+            added_available: whether each of them is in service, bool [M].
+            retired: catalogue rows that go out of service.
+            restored: catalogue rows that come back into service.
+        """
+        before = self.model_runner.get_model().pooler.snapshot(parent)
+        sids = np.frombuffer(added, np.int32).reshape(-1, before.levels)
+        return self._install(
+            before.followed(
+                version,
+                SidVocabulary.from_json(json.loads(vocabulary_json)),
+                sids,
+                np.frombuffer(added_available, np.bool_),
+                retired,
+                restored,
+            )
+        )
+
+    def gti_discard(self, version: int) -> None:
+        """Forget a version, if it is here; no request may ask for it any more."""
+        self.model_runner.get_model().pooler.discard(version)
+
+    def gti_write_rows(self, numbers: list[int], rows_in: bytes, rows_out: bytes | None) -> None:
+        """Write SID rows into the weights in place. See `service.engine.live_rows.LiveRows.write`.
+
+        Args:
+            numbers: M rows inside the SID block.
+            rows_in: input rows, float32 [M, D].
+            rows_out: output rows, the same; None for tied models.
+        """
+        assert self._rows is not None  # a version was installed at start
+        self._rows.write(row_update(numbers, rows_in, rows_out))
 
     def gti_select(self, version: int, key: str, packed: bytes) -> None:
         """Make a selection of a version: one bit per catalogue row, numpy's ``packbits``."""
@@ -90,6 +142,14 @@ class BeamWorkerMixin:
             "failures": pooler.failures,
             "scratch_blocks": self._scratch_blocks,
         }
+
+    def _install(self, snapshot: Snapshot) -> list[int]:
+        model = self.model_runner.get_model()
+        if self._rows is None:
+            self._rows = LiveRows(input_matrix(model), output_matrix(model), snapshot.vocabulary)
+        self._rows.reach(snapshot.vocabulary)
+        model.pooler.install(snapshot)
+        return snapshot.counts
 
     @property
     def _scratch_blocks(self) -> int:

@@ -40,7 +40,8 @@ def test_a_delta_adds_items_with_their_rows() -> None:
     state = base()
     delta = onboard(state, "new", "newer")
     after = state.apply(delta)
-    assert len(after.catalog) == 14 and len(state.catalog) == 12
+    assert len(after.catalog) == 14
+    assert len(state.catalog) == 12
     assert after.catalog.row("newer") == 13
     assert after.index.available.all()
     assert after.vocabulary.active == (3, 3, 6)
@@ -52,7 +53,8 @@ def test_a_delta_reads_back_as_it_was_written() -> None:
     document, block = delta.document(), delta.block()
     again = Delta.parse(document, block)
     assert again.document() == document
-    assert again.rows is not None and delta.rows is not None
+    assert again.rows is not None
+    assert delta.rows is not None
     np.testing.assert_array_equal(again.rows.rows_in, delta.rows.rows_in)
     assert digest(document, block) == digest(again.document(), again.block())
     assert digest(document, block) != digest(document, None)
@@ -80,7 +82,8 @@ def test_an_item_with_a_known_id_supersedes_its_row() -> None:
     after = state.apply(onboard(state, "i3"))
     assert after.catalog.row("i3") == 12
     assert after.catalog.superseded == {3}
-    assert not after.index.available[3] and after.index.available[12]
+    assert not after.index.available[3]
+    assert after.index.available[12]
     assert [item.item_id for item in after.catalog.by_popularity].count("i3") == 1
     assert after.catalog.at_sid(state.catalog.items[3].sid) is not None
 
@@ -125,7 +128,8 @@ def test_a_branch_skips_the_codes_of_the_other_branch() -> None:
     state = base()
     other = state.apply(onboard(state, "a", "b"))
     vocabulary = state.vocabulary.skip_to(2, other.vocabulary.active[2]).activate(2)
-    assert not vocabulary.is_active((0, 0, 4)) and not vocabulary.is_active((0, 0, 5))
+    assert not vocabulary.is_active((0, 0, 4))
+    assert not vocabulary.is_active((0, 0, 5))
     assert vocabulary.is_active((0, 0, 6))
     assert not vocabulary.active_mask[vocabulary.row(2, 5)]
     assert SidVocabulary.from_json(vocabulary.to_json()) == vocabulary

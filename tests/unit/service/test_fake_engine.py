@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gti_core.decoding import exhaustive_search
+from gti_core.catalog import Item, ItemCatalog
+from gti_core.decoding import ConstraintIndex, exhaustive_search
 from gti_core.vocabulary import SidVocabulary
 from service.engine.base import (
     DecodeRequest,
@@ -83,7 +84,7 @@ def splitmix64(x: int) -> int:
 def test_decode_equals_exhaustive_search(
     tiny_model: ServingModel, excluded: frozenset[int]
 ) -> None:
-    request = DecodeRequest("r", PROMPT, k=12, beam_width=12, excluded_rows=excluded)
+    request = DecodeRequest(tiny_model, "r", PROMPT, 12, 12, excluded)
     items = tiny_model.catalog.items
     expected = exhaustive_search(
         lambda prefixes: fake_logprobs(PROMPT, prefixes, tiny_model.vocabulary),
@@ -102,8 +103,9 @@ def test_reserved_codes_change_no_score(tiny_model: ServingModel) -> None:
     """Activating a code may change scores; rows that stay reserved must not."""
     vocabulary = tiny_model.vocabulary
     wider = SidVocabulary((5, 4, 60), vocabulary.active, vocabulary.first_token_id)
-    request = DecodeRequest("r", PROMPT, k=12, beam_width=12)
-    found = run(FakeEngine(replace(tiny_model, vocabulary=wider)), request)
+    wide = replace(tiny_model, vocabulary=wider)
+    found = run(FakeEngine(wide), DecodeRequest(wide, "r", PROMPT, k=12, beam_width=12))
+    request = DecodeRequest(tiny_model, "r", PROMPT, k=12, beam_width=12)
     expected = run(FakeEngine(tiny_model), request)
     assert [sid for sid, _ in found] == [sid for sid, _ in expected]
     assert [s for _, s in found] == pytest.approx([s for _, s in expected], abs=1e-5)
@@ -111,9 +113,9 @@ def test_reserved_codes_change_no_score(tiny_model: ServingModel) -> None:
 
 def test_prompt_too_long(tiny_model: ServingModel) -> None:
     fits = tiny_model.max_tokens - 3
-    run(FakeEngine(tiny_model), DecodeRequest("r", [1] * fits, 1, 1))
+    run(FakeEngine(tiny_model), DecodeRequest(tiny_model, "r", [1] * fits, 1, 1))
     with pytest.raises(PromptTooLongError, match=str(fits + 1)):
-        run(FakeEngine(tiny_model), DecodeRequest("r", [1] * (fits + 1), 1, 1))
+        run(FakeEngine(tiny_model), DecodeRequest(tiny_model, "r", [1] * (fits + 1), 1, 1))
 
 
 def test_life(tiny_model: ServingModel) -> None:
@@ -125,10 +127,61 @@ def test_life(tiny_model: ServingModel) -> None:
         await engine.check()
         engine.kill()
         with pytest.raises(EngineDeadError):
-            await engine.decode(DecodeRequest("r", PROMPT, 1, 1))
+            await engine.decode(DecodeRequest(tiny_model, "r", PROMPT, 1, 1))
         await engine.stop()
         await engine.stop()
         with pytest.raises(EngineError, match="no weights"):
             await FakeEngine(tiny_model, start_error="no weights").start()
+
+    asyncio.run(work())
+
+
+def next_version(model: ServingModel) -> ServingModel:
+    """One item more, at a code that was reserved, and one out of service."""
+    catalog = ItemCatalog([*model.catalog.items, Item("new", (0, 3, 0))])
+    index = ConstraintIndex(catalog.sids).with_availability([0], False)
+    vocabulary = model.vocabulary.activate(1)
+    return replace(model, catalog=catalog, index=index, vocabulary=vocabulary, version=2)
+
+
+def test_requests_under_way_keep_their_version(tiny_model: ServingModel) -> None:
+    second = next_version(tiny_model)
+    old_request = DecodeRequest(tiny_model, "old", PROMPT, k=12, beam_width=12)
+    alone = run(FakeEngine(tiny_model), old_request)
+
+    async def work() -> None:
+        engine = FakeEngine(tiny_model)
+        await engine.start()
+        old = asyncio.create_task(engine.decode(old_request))
+        await asyncio.sleep(0)
+        assert engine.running == 1
+        await engine.publish(second)
+        assert engine.model is second
+        assert engine.running == 1
+        new = await engine.decode(DecodeRequest(second, "new", PROMPT, k=13, beam_width=13))
+        assert {row.row for row in new} == set(range(1, 13))
+        assert [(row.sid, row.logprob) for row in await old] == alone
+        for current in (second, tiny_model):
+            await engine.publish(current)
+            again = await engine.decode(old_request)
+            assert [(row.sid, row.logprob) for row in again] == alone
+
+    asyncio.run(work())
+
+
+def test_a_publish_that_fails_leaves_the_old_version(tiny_model: ServingModel) -> None:
+    second = next_version(tiny_model)
+
+    async def work() -> None:
+        engine = FakeEngine(tiny_model, publish_error="no room")
+        with pytest.raises(EngineDeadError):
+            await engine.publish(second)
+        await engine.start()
+        with pytest.raises(EngineError, match="no room"):
+            await engine.publish(second)
+        engine.publish_error = None
+        with pytest.raises(EngineError, match="longest prompt"):
+            await engine.publish(replace(second, max_tokens=99))
+        assert engine.model is tiny_model
 
     asyncio.run(work())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from gti_core.catalog import ItemCatalog
 from gti_core.decoding import ScoredRow
 from gti_core.prompts import SearchPrompt
 from service.context import ServingContext
@@ -118,3 +119,53 @@ def test_query_with_a_history_or_without_an_encoder(
     with pytest.raises(QueryUnreadableError):
         search(spy, tiny_context, encoder, text="\u2003")
     assert spy.requests == []
+
+
+def test_items_out_of_service_never_come_back_but_stay_known(
+    spy: SpyEngine, tiny_model: ServingModel, tiny_context: ServingContext
+) -> None:
+    # a3 and 50, the most popular, and c1 go.
+    index = tiny_model.index.with_availability([2, 11, 5], False)
+    second = replace(tiny_model, index=index, version=2)
+
+    async def work() -> None:
+        await spy.start()
+        await spy.publish(second)
+        recommender = Recommender(spy, tiny_context.prompt)
+        fallback = await recommender.recommend(Query(["x"], 2, 12, True, "r"))
+        assert [found.item.item_id for found in fallback.items] == ["c2", "f1"]
+        assert fallback.version == 2
+        answer = await recommender.recommend(Query(["c1", "a3"], 12, 12, False, "r"))
+        assert answer.unknown_items == []
+        assert {found.item.item_id for found in answer.items}.isdisjoint({"a3", "50", "c1"})
+        assert len(answer.items) == 9
+        [request] = spy.requests
+        assert request.prompt_token_ids == [3, 1, 4, 17, 21, 25, 16, 21, 27]
+
+    asyncio.run(work())
+
+
+def test_a_request_is_served_wholly_by_the_version_it_began_with(
+    tiny_model: ServingModel, tiny_context: ServingContext
+) -> None:
+    renamed = [replace(item, item_id=f"{item.item_id}!") for item in tiny_model.catalog]
+    second = replace(tiny_model, catalog=ItemCatalog(renamed), version=2)
+
+    async def work() -> None:
+        engine = SpyEngine(tiny_model)
+        await engine.start()
+        recommender = Recommender(engine, tiny_context.prompt)
+        query = Query(["c1"], 3, 12, True, "r")
+        alone = await recommender.recommend(query)
+        under_way = asyncio.create_task(recommender.recommend(query))
+        await asyncio.sleep(0)
+        assert len(engine.requests) == 2
+        await engine.publish(second)
+        assert await under_way == alone
+        later = await recommender.recommend(replace(query, history=["c1!"]))
+        assert later.version == 2
+        assert [found.item.item_id for found in later.items] == [
+            f"{found.item.item_id}!" for found in alone.items
+        ]
+
+    asyncio.run(work())

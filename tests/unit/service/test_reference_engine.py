@@ -14,7 +14,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gti_core.decoding import ScoredRow, exhaustive_search
+from gti_core.catalog import Item, ItemCatalog
+from gti_core.decoding import ConstraintIndex, ScoredRow, exhaustive_search
 from gti_core.types import FloatArray, Sid
 from gti_core.vocabulary import SidVocabulary
 from service.context import ServingContext
@@ -24,6 +25,7 @@ from service.engine.base import (
     EngineDeadError,
     EngineError,
     PromptTooLongError,
+    RowUpdate,
     ServingModel,
 )
 from service.engine.reference import ReferenceEngine, load_causal_lm
@@ -94,7 +96,7 @@ def test_wide_beam_equals_scoring_every_item(
         12,
         frozenset(items[row].sid for row in excluded),
     )
-    [found] = run(llama_model, DecodeRequest("r", PROMPT, 12, 12, excluded))
+    [found] = run(llama_model, DecodeRequest(llama_model, "r", PROMPT, 12, 12, excluded))
     assert [row.sid for row in found] == [sid for sid, _ in expected]
     assert [row.logprob for row in found] == pytest.approx([s for _, s in expected], abs=1e-4)
     assert all(items[row.row].sid == row.sid for row in found)
@@ -104,9 +106,9 @@ def test_wide_beam_equals_scoring_every_item(
 
 def test_requests_do_not_mix(llama_model: ServingModel) -> None:
     requests = [
-        DecodeRequest("a", PROMPT, 3, 6),
-        DecodeRequest("b", [*PROMPT, 17, 22, 26], 5, 12),
-        DecodeRequest("c", [5], 12, 12),
+        DecodeRequest(llama_model, "a", PROMPT, 3, 6),
+        DecodeRequest(llama_model, "b", [*PROMPT, 17, 22, 26], 5, 12),
+        DecodeRequest(llama_model, "c", [5], 12, 12),
     ]
     together = run(llama_model, *requests)
     alone = [run(llama_model, request)[0] for request in requests]
@@ -115,12 +117,14 @@ def test_requests_do_not_mix(llama_model: ServingModel) -> None:
 
 
 def test_nothing_admissible(llama_model: ServingModel) -> None:
-    assert run(llama_model, DecodeRequest("r", PROMPT, 5, 5, frozenset(range(12)))) == [[]]
+    assert run(
+        llama_model, DecodeRequest(llama_model, "r", PROMPT, 5, 5, frozenset(range(12)))
+    ) == [[]]
 
 
 def test_prompt_too_long(llama_model: ServingModel) -> None:
     with pytest.raises(PromptTooLongError):
-        run(llama_model, DecodeRequest("r", [1] * (llama_model.max_tokens - 2), 1, 1))
+        run(llama_model, DecodeRequest(llama_model, "r", [1] * (llama_model.max_tokens - 2), 1, 1))
 
 
 def test_missing_folder(llama_model: ServingModel, tmp_path: Path) -> None:
@@ -161,16 +165,16 @@ def test_cancelled_work_ends_at_the_next_level(
     async def work() -> None:
         engine = ReferenceEngine(llama_model)
         await engine.start()
-        first = asyncio.create_task(engine.decode(DecodeRequest("1", PROMPT, 3, 3)))
+        first = asyncio.create_task(engine.decode(DecodeRequest(llama_model, "1", PROMPT, 3, 3)))
         await asyncio.to_thread(entered.wait, 10)
-        queued = asyncio.create_task(engine.decode(DecodeRequest("2", PROMPT, 3, 3)))
+        queued = asyncio.create_task(engine.decode(DecodeRequest(llama_model, "2", PROMPT, 3, 3)))
         await asyncio.sleep(0)
         for task in (first, queued):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         release.set()
-        assert len(await engine.decode(DecodeRequest("3", PROMPT, 3, 3))) == 3
+        assert len(await engine.decode(DecodeRequest(llama_model, "3", PROMPT, 3, 3))) == 3
         await engine.stop()
 
     asyncio.run(work())
@@ -185,8 +189,8 @@ def test_life(llama_model: ServingModel) -> None:
         await engine.start()
         await engine.check()
         assert engine.info()["dtype"] == "float32"
-        running = asyncio.create_task(engine.decode(DecodeRequest("r", PROMPT, 3, 3)))
-        queued = asyncio.create_task(engine.decode(DecodeRequest("q", PROMPT, 3, 3)))
+        running = asyncio.create_task(engine.decode(DecodeRequest(llama_model, "r", PROMPT, 3, 3)))
+        queued = asyncio.create_task(engine.decode(DecodeRequest(llama_model, "q", PROMPT, 3, 3)))
         await asyncio.sleep(0)
         await engine.stop()
         await engine.stop()
@@ -196,7 +200,7 @@ def test_life(llama_model: ServingModel) -> None:
         [outcome] = await asyncio.gather(running, return_exceptions=True)
         assert isinstance(outcome, EngineDeadError | list)
         with pytest.raises(EngineDeadError):
-            await engine.decode(DecodeRequest("r", PROMPT, 3, 3))
+            await engine.decode(DecodeRequest(llama_model, "r", PROMPT, 3, 3))
         with pytest.raises(EngineDeadError):
             await engine.check()
 
@@ -208,14 +212,149 @@ def test_nan_is_an_engine_error(llama_model: ServingModel) -> None:
     lm.lm_head.weight.data[19] = torch.nan  # level 0, code 3: active
     lm.save_pretrained(llama_model.model_dir)
     with pytest.raises(EngineError, match="NaN"):
-        run(llama_model, DecodeRequest("r", PROMPT, 3, 3))
+        run(llama_model, DecodeRequest(llama_model, "r", PROMPT, 3, 3))
 
 
 def test_reserved_rows_change_nothing(llama_model: ServingModel) -> None:
-    request = DecodeRequest("r", PROMPT, 12, 12)
+    request = DecodeRequest(llama_model, "r", PROMPT, 12, 12)
     before = run(llama_model, request)
     lm = load_causal_lm(llama_model.model_dir)
     lm.lm_head.weight.data[20] = torch.nan  # level 0, code 4: reserved
     lm.lm_head.weight.data[:16] = 1e4  # the backbone's own tokens
     lm.save_pretrained(llama_model.model_dir)
     assert run(llama_model, request) == before
+
+
+NUMBERS = [4, 8, 14]
+"""Reserved rows: level 0, code 4; level 1, code 3; level 2, code 5."""
+
+
+def next_version(model: ServingModel) -> ServingModel:
+    """Three items more at codes that were reserved; code 4 of level 2 stays out."""
+    sids = [(4, 0, 0), (0, 3, 1), (1, 1, 5)]
+    items = [Item(f"new-{number}", sid) for number, sid in enumerate(sids)]
+    catalog = ItemCatalog([*model.catalog.items, *items])
+    vocabulary = model.vocabulary.activate(0).activate(1).skip_to(2, 5).activate(2)
+    index = ConstraintIndex(catalog.sids)
+    return replace(model, catalog=catalog, index=index, vocabulary=vocabulary, version=2)
+
+
+def new_rows(tied: bool, seed: int = 0) -> RowUpdate:
+    blocks = 0.3 * np.random.default_rng(seed).standard_normal((2, 3, 32)).astype(np.float32)
+    return RowUpdate(np.array(NUMBERS), blocks[0], None if tied else blocks[1])
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def either(request: pytest.FixtureRequest, llama_model: ServingModel) -> ServingModel:
+    if request.param:
+        lm = load_causal_lm(llama_model.model_dir)
+        lm.config.tie_word_embeddings = True
+        lm.tie_weights()
+        lm.save_pretrained(llama_model.model_dir)
+    return llama_model
+
+
+def test_a_swapped_engine_equals_a_freshly_loaded_one(either: ServingModel, tmp_path: Path) -> None:
+    lm = load_causal_lm(either.model_dir)
+    tied = bool(lm.config.tie_word_embeddings)
+    second, rows = next_version(either), new_rows(tied)
+    ids = torch.tensor(NUMBERS) + second.vocabulary.first_token_id
+    with torch.no_grad():
+        lm.get_input_embeddings().weight[ids] = torch.from_numpy(rows.rows_in)
+        if rows.rows_out is not None:
+            lm.get_output_embeddings().weight[ids] = torch.from_numpy(rows.rows_out)
+    lm.save_pretrained(tmp_path / "fresh")
+    history = [3, 1, 4, *second.vocabulary.token_ids((0, 3, 1))]
+    requests = [DecodeRequest(second, "r", prompt, 15, 15) for prompt in (PROMPT, history)]
+    fresh = run(replace(second, model_dir=tmp_path / "fresh"), *requests)
+    stale = run(second, *requests)
+    old = DecodeRequest(either, "old", PROMPT, 12, 12)
+
+    async def work() -> None:
+        engine = ReferenceEngine(either)
+        await engine.start()
+        before = await engine.decode(old)
+        await engine.publish(second, rows=[rows])
+        swapped = [await engine.decode(request) for request in requests]
+        assert swapped == fresh
+        assert {row.row for row in swapped[0]} >= {12, 13, 14}
+        # The rows matter on both sides, or the comparison says little.
+        assert np.abs(scores(swapped[0]) - scores(stale[0])).max() > 0.1
+        assert np.abs(scores(swapped[1]) - scores(stale[1]))[:12].max() > 0.1
+        assert await engine.decode(old) == before
+        await engine.publish(either)
+        assert await engine.decode(old) == before
+        await engine.stop()
+
+    asyncio.run(work())
+
+
+def scores(found: Sequence[ScoredRow]) -> FloatArray:
+    by_row = {row.row: row.logprob for row in found}
+    return np.array([by_row[row] for row in range(15)])
+
+
+def test_requests_under_way_keep_their_version(
+    llama_model: ServingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = next_version(llama_model)
+    request = DecodeRequest(llama_model, "old", PROMPT, 12, 12)
+    [alone] = run(llama_model, request)
+    entered, release = threading.Event(), threading.Event()
+    prefill = reference.Scorer.prefill
+
+    def slow_prefill(self: reference.Scorer, prompt: Sequence[int]) -> Any:
+        entered.set()
+        release.wait(10)
+        return prefill(self, prompt)
+
+    monkeypatch.setattr(reference.Scorer, "prefill", slow_prefill)
+
+    async def work() -> None:
+        engine = ReferenceEngine(llama_model)
+        await engine.start()
+        running = asyncio.create_task(engine.decode(request))
+        await asyncio.to_thread(entered.wait, 10)
+        queued = asyncio.create_task(engine.decode(request))
+        await asyncio.sleep(0)
+        publish = asyncio.create_task(engine.publish(second, rows=[new_rows(tied=False)]))
+        await asyncio.sleep(0)
+        assert engine.model is llama_model  # not before the rows are written
+        release.set()
+        await publish
+        assert engine.model is second
+        assert await running == await queued == alone
+        after = await engine.decode(DecodeRequest(second, "new", PROMPT, 15, 15))
+        assert {row.row for row in after} == set(range(15))
+        await engine.stop()
+
+    asyncio.run(work())
+
+
+def test_a_publish_that_fails_leaves_the_old_version(llama_model: ServingModel) -> None:
+    second, request = next_version(llama_model), DecodeRequest(llama_model, "r", PROMPT, 12, 12)
+
+    async def work() -> None:
+        engine = ReferenceEngine(llama_model)
+        with pytest.raises(EngineDeadError):
+            await engine.publish(second)
+        await engine.start()
+        before = await engine.decode(request)
+        twice = [new_rows(tied=False)] * 2
+        refused = [([new_rows(tied=True)], "untied and needs"), (twice, "distinct")]
+        for rows, complaint in refused:
+            with pytest.raises(EngineError, match=complaint):
+                await engine.publish(second, rows=rows)
+            assert engine.model is llama_model
+        await engine.publish(second, rows=[new_rows(tied=False)])
+        await engine.publish(llama_model)
+        # What the second version has used is spoken for, also after the way back.
+        with pytest.raises(EngineError, match="reached would change"):
+            await engine.publish(second, rows=[new_rows(tied=False, seed=1)])
+        assert engine.model is llama_model
+        assert await engine.decode(request) == before
+        await engine.stop()
+        with pytest.raises(EngineDeadError):
+            await engine.publish(second)
+
+    asyncio.run(work())

@@ -6,17 +6,25 @@ import asyncio
 import importlib.metadata
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gti_core.catalog import Item, ItemCatalog
 from gti_core.decoding import ConstraintIndex
 from gti_core.vocabulary import SidVocabulary
 from service.engine import vllm_start
-from service.engine.base import DecodeRequest, EngineDeadError, EngineError, ServingModel
+from service.engine.base import (
+    DecodeRequest,
+    EngineDeadError,
+    EngineError,
+    RowUpdate,
+    ServingModel,
+)
 from service.engine.vllm_per_beam import VllmPerBeamEngine, _Query
 from service.engine.vllm_start import VllmOptions, environment, position_limit
 
@@ -84,10 +92,10 @@ def test_environment_uses_every_core_of_a_small_machine_and_binds_on_a_large_one
     assert environment(VllmOptions(threads=5), 700, {}, cores=32)["OMP_NUM_THREADS"] == "5"
 
 
-def test_many_active_rows_choose_the_first_model_runner() -> None:
+def test_many_rows_choose_the_first_model_runner() -> None:
     assert "VLLM_USE_V2_MODEL_RUNNER" not in environment(VllmOptions(), 1024, {}, cores=2)
     assert environment(VllmOptions(), 1025, {}, cores=2)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    with pytest.raises(EngineError, match="1025 active SID rows"):
+    with pytest.raises(EngineError, match="1025 SID rows"):
         environment(VllmOptions(), 1025, {"VLLM_USE_V2_MODEL_RUNNER": "1"}, cores=2)
 
 
@@ -127,7 +135,7 @@ class StubEngine(VllmPerBeamEngine):
 def test_scores_are_summed_along_the_path(model: ServingModel) -> None:
     # Level 0 has tokens 100..102, level 1 tokens 103..106; one active and one reserved unused.
     engine = StubEngine(model, {100: -1.0, 101: -0.5, 103: -0.25, 104: -2.0})
-    found = asyncio.run(engine.decode(DecodeRequest("r", [7, 8], k=3, beam_width=3)))
+    found = asyncio.run(engine.decode(DecodeRequest(model, "r", [7, 8], k=3, beam_width=3)))
     assert [(item.row, item.logprob) for item in found] == [(2, -0.75), (0, -1.25), (1, -3.0)]
     assert [(q.prompt_token_ids, q.children) for q in engine.asked] == [
         ([7, 8], [100, 101]),
@@ -142,7 +150,9 @@ def test_a_missing_log_probability_is_an_error(
     model: ServingModel, answer: dict[int, float]
 ) -> None:
     with pytest.raises(EngineError, match="allowed token 101"):
-        asyncio.run(StubEngine(model, answer).decode(DecodeRequest("r", [7], k=1, beam_width=1)))
+        asyncio.run(
+            StubEngine(model, answer).decode(DecodeRequest(model, "r", [7], k=1, beam_width=1))
+        )
 
 
 def test_one_failing_beam_withdraws_the_others(model: ServingModel) -> None:
@@ -156,16 +166,37 @@ def test_one_failing_beam_withdraws_the_others(model: ServingModel) -> None:
 
     engine = Failing(model, {100: -1.0, 101: -0.5})
     with pytest.raises(EngineError, match="out of luck"):
-        asyncio.run(engine.decode(DecodeRequest("r", [7], k=2, beam_width=2)))
+        asyncio.run(engine.decode(DecodeRequest(model, "r", [7], k=2, beam_width=2)))
     assert len(engine.aborted) == 2
+
+
+def test_a_request_per_beam_normalizes_over_its_own_version(model: ServingModel) -> None:
+    more = replace(model, vocabulary=model.vocabulary.activate(1), version=2)
+
+    async def work() -> None:
+        engine = StubEngine(model, {100: -1.0, 101: -0.5, 103: -0.25, 104: -2.0})
+        with pytest.raises(EngineError, match="new rows need the engine vllm"):
+            await engine.publish(more, rows=[RowUpdate(np.array([5]), np.ones((1, 4), "f4"))])
+        assert engine.model is model
+        await engine.publish(more)
+        assert engine.model is more
+        for version in (model, more):
+            await engine.decode(DecodeRequest(version, "r", [7], k=1, beam_width=1))
+        old, new = engine.asked[0], engine.asked[2]
+        assert old.active == [100, 101, 103, 104]
+        assert new.active == [100, 101, 103, 104, 105]
+
+    asyncio.run(work())
 
 
 def test_before_start_nothing_is_served(model: ServingModel) -> None:
     engine = VllmPerBeamEngine(model)
     with pytest.raises(EngineDeadError, match="not running"):
-        asyncio.run(engine.decode(DecodeRequest("r", [7], k=1, beam_width=1)))
+        asyncio.run(engine.decode(DecodeRequest(model, "r", [7], k=1, beam_width=1)))
     with pytest.raises(EngineDeadError, match="not running"):
         asyncio.run(engine.check())
+    with pytest.raises(EngineDeadError, match="not running"):
+        asyncio.run(engine.publish(model))
     asyncio.run(engine.stop())
     assert engine.name == "vllm-per-beam"
     assert engine.in_flight() == 0

@@ -1,0 +1,79 @@
+"""The worker as a process: low priority, ends with whoever started it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import uuid
+
+from gti_core.bundle.delta import CatalogState
+from gti_core.bundle.format import Bundle
+from gti_core.onboarding.proposal import Grounder
+from service.onboarding.states import States
+from service.onboarding.worker import Worker
+from service.store import Store
+
+logger = logging.getLogger(__name__)
+
+NICENESS = 10
+PARENT_POLL_S = 0.5
+
+
+def worker_name() -> str:
+    """A name that no other worker has."""
+    return f"{socket.gethostname()[:80]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def open_store(url: str, bundle: Bundle) -> Store:
+    """The store of a bundle. Raises StoreError."""
+    return Store(url, bundle.name, bundle.digest, bundle.vocabulary)
+
+
+def work(
+    store: Store,
+    bundle: Bundle,
+    grounder: Grounder,
+    *,
+    name: str | None = None,
+    parent: int | None = None,
+    lease_s: float | None = None,
+) -> None:
+    """Load the grounder and work until SIGTERM or SIGINT, or until the parent is gone.
+
+    Args:
+        store: holds the jobs.
+        bundle: the base version.
+        grounder: the science.
+        name: the worker's name; None makes one up.
+        parent: process id of the parent to end with; None: run alone.
+        lease_s: see `Worker`.
+
+    Raises:
+        GtiError: the grounder can't be loaded.
+    """
+    os.nice(NICENESS)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+    if parent is not None:
+        threading.Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
+    grounder.load()
+    states = States(store, CatalogState.of(bundle.catalog, bundle.vocabulary))
+    options = {} if lease_s is None else {"lease_s": lease_s}
+    worker = Worker(store, states, grounder, name or worker_name(), **options)
+    logger.info("the worker is ready")
+    worker.run(threading.Event())
+
+
+def _end(signum: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
+def _watch(parent: int) -> None:
+    pause = threading.Event()
+    while os.getppid() == parent:
+        pause.wait(PARENT_POLL_S)
+    logger.info("the service is gone: the worker ends")
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,94 @@
+"""Store: one database that belongs to one bundle."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from gti_core.vocabulary import SidVocabulary
+from service.store import codes
+from service.store.database import FORMAT, Database, activations, head, now, versions
+from service.store.errors import StoreError
+from service.store.jobs import Jobs
+from service.store.versions import Versions
+
+
+class Store:
+    """Versions and jobs of one bundle. Used from any thread; every call blocks.
+
+    Args:
+        url: a database URL, or the path of a SQLite file. Made where it is missing.
+        bundle_name: name of the bundle, for people.
+        bundle_digest: digest of the bundle, hex: what the store belongs to.
+        vocabulary: the bundle's vocabulary.
+
+    Raises:
+        StoreError: can't be reached, is damaged or foreign, or belongs to another bundle.
+    """
+
+    def __init__(
+        self, url: str, bundle_name: str, bundle_digest: str, vocabulary: SidVocabulary
+    ) -> None:
+        self._database = Database(url)
+        self.name = self._database.name
+        """The store's name in messages."""
+        try:
+            self._database.prepare()
+            with self._database.write() as connection:
+                if connection.execute(sa.select(head.c.id)).first() is None:
+                    _begin(connection, bundle_name, bundle_digest, vocabulary)
+                else:
+                    self._check(connection, bundle_name, bundle_digest)
+        except BaseException:
+            self.close()
+            raise
+        self.versions = Versions(self._database)
+        self.jobs = Jobs(self._database)
+
+    def codes_left(self) -> int:
+        """Reserved codes left for new items: how many can still be onboarded."""
+        with self._database.read() as connection:
+            return codes.left(connection)
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        self._database.close()
+
+    def _check(self, connection: Connection, name: str, digest: str) -> None:
+        row = connection.execute(sa.select(head)).one()
+        if row.format != FORMAT:
+            raise StoreError(f"{self.name} has format {row.format!r}, this version reads {FORMAT}")
+        if row.bundle_digest != digest:
+            raise StoreError(
+                f"{self.name} belongs to bundle {row.bundle_name!r} ({row.bundle_digest[:12]}), "
+                f"not to {name!r} ({digest[:12]}): serve that bundle, or choose another store "
+                "with --store"
+            )
+
+
+def _begin(connection: Connection, name: str, digest: str, vocabulary: SidVocabulary) -> None:
+    time = now()
+    connection.execute(
+        versions.insert().values(
+            number=1,
+            kind="base",
+            created_at=time,
+            digest=digest,
+            document="",
+            code_end=vocabulary.active[-1],
+            added=0,
+            retired=0,
+            served_at=time,
+        )
+    )
+    connection.execute(
+        head.insert().values(
+            id=1,
+            format=FORMAT,
+            bundle_digest=digest,
+            bundle_name=name,
+            codes=vocabulary.sizes[-1],
+            current=1,
+        )
+    )
+    connection.execute(activations.insert().values(number=1, previous=None, at=time))
