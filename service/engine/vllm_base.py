@@ -244,6 +244,14 @@ class VllmProcess(ABC):
             raise EngineError(
                 f"token ids {foreign[:5]} lie outside the model's vocabulary of {self._vocab_size}"
             )
+        # A later version may write such a row; until then it must be in no cached prefix.
+        first, active = (
+            request.model.vocabulary.first_token_id,
+            request.model.vocabulary.active_mask,
+        )
+        places = [i - first for i in request.prompt_token_ids]
+        if any(0 <= place < len(active) and not active[place] for place in places):
+            raise EngineError("the prompt holds a SID token that is not active")
 
     async def _call(self, llm: Any, method: str, *args: Any) -> Any:
         """What a method of the worker returns. Raises EngineDeadError, EngineError if it fails."""

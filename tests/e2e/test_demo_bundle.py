@@ -172,7 +172,7 @@ def test_a_film_that_came_later_is_onboarded_recommended_and_retired(server):
 
     assert not recommended(1)
     key = {"Idempotency-Key": "phantom"}
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + 420
     job = {"state": "queued"}
     # The first job waits for the worker, which reads histories once per data folder.
     while job["state"] not in ("live", "rejected", "failed"):

@@ -170,6 +170,17 @@ def test_one_failing_beam_withdraws_the_others(model: ServingModel) -> None:
     assert len(engine.aborted) == 2
 
 
+def test_a_reserved_row_gets_into_no_cached_prefix(model: ServingModel) -> None:
+    # Token 102 is the reserved code of level 0: a later version may write its row.
+    engine = StubEngine(model, {100: -1.0, 101: -0.5, 103: -0.25, 104: -2.0})
+    with pytest.raises(EngineError, match="not active"):
+        asyncio.run(engine.decode(DecodeRequest(model, "r", [7, 102], k=1, beam_width=1)))
+    assert engine.asked == []
+    more = replace(model, vocabulary=model.vocabulary.activate(0), version=2)
+    found = asyncio.run(engine.decode(DecodeRequest(more, "r", [7, 102], k=1, beam_width=1)))
+    assert len(found) == 1
+
+
 def test_a_request_per_beam_normalizes_over_its_own_version(model: ServingModel) -> None:
     more = replace(model, vocabulary=model.vocabulary.activate(1), version=2)
 
