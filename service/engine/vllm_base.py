@@ -245,11 +245,8 @@ class VllmProcess(ABC):
                 f"token ids {foreign[:5]} lie outside the model's vocabulary of {self._vocab_size}"
             )
         # A later version may write such a row; until then it must be in no cached prefix.
-        first, active = (
-            request.model.vocabulary.first_token_id,
-            request.model.vocabulary.active_mask,
-        )
-        places = [i - first for i in request.prompt_token_ids]
+        active = request.model.vocabulary.active_mask
+        places = [i - request.model.vocabulary.first_token_id for i in request.prompt_token_ids]
         if any(0 <= place < len(active) and not active[place] for place in places):
             raise EngineError("the prompt holds a SID token that is not active")
 
