@@ -134,16 +134,7 @@ class Judge:
         same = {item.sid[:-1] for item in self._bundle.catalog}
         known = all(item.sid[:-1] in same for item in state.catalog)
         beams = self._beams if known else self._search(state)
-        vocabulary = state.vocabulary
-        rows = self._lm.output_rows.detach().float().numpy().copy()
-        activated = np.empty((0, rows.shape[1]), dtype=np.float32)
-        if state.rows is not None:
-            rows_out = state.rows.rows_out
-            activated = state.rows.rows_in if rows_out is None else rows_out
-            rows[state.rows.numbers] = activated
-        first = vocabulary.offsets[-1]
-        last = rows[first : first + vocabulary.sizes[-1]]
-        rankings = rank_probes(beams, state, last, activated, max(KS))
+        rankings = rank_probes(self._lm, beams, state, max(KS))
         catalog = state.catalog
         targets = [
             catalog.row(c.target) if c.target in catalog else len(catalog) for c in self._cases

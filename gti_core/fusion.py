@@ -62,6 +62,6 @@ def _pays(backbone: Any) -> bool:
         return False
     if next(backbone.parameters()).device.type != "cpu":
         return wish == "1"
-    if not any(shutil.which(os.environ.get("CXX", name)) for name in _COMPILERS):
+    if not any(map(shutil.which, [os.environ["CXX"]] if "CXX" in os.environ else _COMPILERS)):
         return False
     return wish == "1" or sum(p.numel() for p in backbone.parameters()) >= LEAST_PARAMETERS

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from gti_core.data.dataset import ItemText
+from gti_core.data.dataset import ItemText, text_record
 from gti_core.errors import GtiError
 from gti_core.types import JsonDict
 
@@ -59,18 +59,7 @@ class AdminClient:
         """
         if len(items) > BATCH:
             raise ClientError(f"{len(items)} items: a job takes {BATCH} at most")
-        body = {
-            "items": [
-                {
-                    "item_id": item.item_id,
-                    "title": item.title,
-                    "description": item.description,
-                    "attributes": dict(item.attributes),
-                }
-                for item in items
-            ],
-            "replace": replace,
-        }
+        body = {"items": [text_record(item) for item in items], "replace": replace}
         # Safe to run again after a broken connection: what is known is no new work.
         job = self._send("/v1/admin/items", body)
         while job["state"] not in _ENDED:

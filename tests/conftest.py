@@ -15,6 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 from gti_core.catalog import Item, ItemCatalog
+from gti_core.data.dataset import text_record
 from gti_core.prompts import AppendOnlyPrompt
 from gti_core.vocabulary import SidVocabulary
 from service.app import create_app
@@ -206,15 +207,7 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for item in TINY_ITEMS
     ]
     (bundle / "items.json").write_text(json.dumps(items), encoding="utf-8")
-    texts = [
-        {
-            "item_id": item.item_id,
-            "title": item.title,
-            "description": item.description,
-            "attributes": dict(item.attributes),
-        }
-        for item in TINY_ITEMS
-    ]
+    texts = [text_record(item) for item in TINY_ITEMS]
     lines = "".join(json.dumps(text) + "\n" for text in texts)
     (bundle / "texts.jsonl").write_text(lines, encoding="utf-8")
     manifest = {

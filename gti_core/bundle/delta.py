@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gti_core.catalog import Item, ItemCatalog
+from gti_core.data.dataset import text_record
 from gti_core.decoding.constraint import ConstraintIndex
 from gti_core.errors import BundleError, CatalogError, GtiError
-from gti_core.types import FloatArray, IntArray, ItemId, JsonDict, LongArray
+from gti_core.types import BoolArray, FloatArray, IntArray, ItemId, JsonDict, LongArray
 from gti_core.vocabulary import SidVocabulary
 
 FORMAT = "gti-delta/1"
@@ -52,6 +53,19 @@ class Rows:
             raise BundleError("row numbers must ascend from 0")
         if not all(np.isfinite(block).all() for block in blocks):
             raise BundleError("rows hold values that are not finite")
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def output(self) -> FloatArray:
+        """The rows that logits are made with, [M, D]: the input rows where tied."""
+        return self.rows_in if self.rows_out is None else self.rows_out
+
+    def chosen(self, which: BoolArray) -> Rows:
+        """Some of the rows. ``which`` is a mask, [M]."""
+        rows_out = None if self.rows_out is None else self.rows_out[which]
+        return Rows(self.numbers[which], self.rows_in[which], rows_out)
 
     def joined(self, other: Rows | None) -> Rows:
         """These rows and others with other numbers."""
@@ -91,14 +105,7 @@ class Delta:
     def document(self) -> str:
         """Everything but the rows, as JSON text."""
         added = [
-            {
-                "item_id": item.item_id,
-                "sid": list(item.sid),
-                "title": item.title,
-                "description": item.description,
-                "attributes": dict(item.attributes),
-                "popularity": item.popularity,
-            }
+            {**text_record(item), "sid": list(item.sid), "popularity": item.popularity}
             for item in self.added
         ]
         return json.dumps(

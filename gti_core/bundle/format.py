@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING
 
 from gti_core.backbone import sha256_file
 from gti_core.catalog import Item, ItemCatalog
+from gti_core.data.dataset import text_record
+from gti_core.data.files import json_lines
 from gti_core.errors import BundleCorruptError, BundleError, GtiError
 from gti_core.prompts import AppendOnlyPrompt, SearchPrompt
 from gti_core.types import ItemId, JsonDict
@@ -167,6 +169,21 @@ def load_bundle(path: Path) -> Bundle:
     return Bundle(path, digest, manifest, catalog, vocabulary, prompt, search)
 
 
+def write_items(folder: Path, items: Iterable[Item]) -> None:
+    """Write ids, SIDs and popularity of a bundle's items."""
+    records = [
+        {"item_id": item.item_id, "sid": list(item.sid), "popularity": item.popularity}
+        for item in items
+    ]
+    lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+    (folder / ITEMS).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def write_texts(folder: Path, items: Iterable[Item]) -> None:
+    """Write titles, descriptions and attributes of a bundle's items."""
+    (folder / TEXTS).write_bytes(json_lines([text_record(item) for item in items]))
+
+
 def max_tokens(prompt: AppendOnlyPrompt, search: SearchPrompt | None, levels: int) -> int:
     """Longest prompt of either template plus one SID, tokens."""
     longest = prompt.max_tokens(levels)
@@ -215,12 +232,5 @@ def texts_of(path: Path, entry: JsonDict) -> Mapping[ItemId, JsonDict]:
     if kind == "movielens-100k":
         from gti_core.data.demo import movielens_100k
 
-        return {
-            item.item_id: {
-                "title": item.title,
-                "description": item.description,
-                "attributes": dict(item.attributes),
-            }
-            for item in movielens_100k().items
-        }
+        return {item.item_id: text_record(item) for item in movielens_100k().items}
     raise BundleError(f"unknown kind of texts {kind!r}")

@@ -6,9 +6,13 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gti_core.errors import DataError
-from gti_core.types import ItemId
+from gti_core.types import ItemId, JsonDict
+
+if TYPE_CHECKING:
+    from gti_core.catalog import Item
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +38,16 @@ class ItemText:
 
     def __post_init__(self) -> None:
         _check_id(self.item_id, "item")
+
+
+def text_record(item: ItemText | Item) -> JsonDict:
+    """An item's id, title, description and attributes, as they stand in JSON."""
+    return {
+        "item_id": item.item_id,
+        "title": item.title,
+        "description": item.description,
+        "attributes": dict(item.attributes),
+    }
 
 
 @dataclass(frozen=True)

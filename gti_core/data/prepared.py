@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from gti_core.data.dataset import ItemText
+from gti_core.data.dataset import ItemText, text_record
 from gti_core.data.files import json_lines, sync_folder, write_atomic
 from gti_core.data.splits import CHRONOLOGICAL, LEAVE_ONE_OUT, EvalCase, Split
 from gti_core.errors import DataError, PipelineError
@@ -94,7 +94,7 @@ class PreparedData:
             meta.unlink()
             sync_folder(folder)
         records: tuple[list[JsonDict], ...] = (
-            [_item_record(item) for item in self.items],
+            [text_record(item) for item in self.items],
             [{"user_id": u, "items": list(items)} for u, items in self.split.train.items()],
             [_case_record(case) for case in self.split.valid],
             [_case_record(case) for case in self.split.test],
@@ -145,15 +145,6 @@ class PreparedData:
         test = _records(folder / _FILES[3], document, _parse_case)
         split = Split(str(document["split"]), train, tuple(valid), tuple(test))
         return cls(str(document["name"]), tuple(items), split)
-
-
-def _item_record(item: ItemText) -> JsonDict:
-    return {
-        "item_id": item.item_id,
-        "title": item.title,
-        "description": item.description,
-        "attributes": dict(item.attributes),
-    }
 
 
 def _case_record(case: EvalCase) -> JsonDict:

@@ -153,6 +153,11 @@ class ConstraintIndex:
         bits: BoolArray = np.diff(self.base.cumulative).astype(np.bool_)
         return bits[self.positions]
 
+    def in_service(self, row: int) -> bool:
+        """Whether a catalogue row is in service. O(1)."""
+        position = int(self.positions[row])
+        return self.base.count(position, position + 1) == 1
+
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, shared ones included."""

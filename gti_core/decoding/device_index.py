@@ -74,7 +74,8 @@ class DeviceIndex:
         """Per level l < L - 1, the prefixes' starts and N, int32."""
         base = tensor(index.base.cumulative)
         if base_slots:
-            self.table = torch.zeros(
+            # Not zeros: a slot is filled before it is read, and the table is large.
+            self.table = torch.empty(
                 base_slots + 1, self.items + 1, dtype=torch.int32, device=self.device
             )
             self.table[0].copy_(base)

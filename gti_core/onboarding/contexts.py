@@ -85,6 +85,21 @@ def log_norms(lm: SidLM, hidden: Tensor, active: BoolArray) -> Tensor:
     return torch.logsumexp(hidden.float() @ rows.float().T, dim=-1)
 
 
+def with_rows(hidden: FloatArray, norms: FloatArray, rows: FloatArray) -> FloatArray:
+    """Log norms with further rows taken in, [n] float32.
+
+    Args:
+        hidden: states, [n, D].
+        norms: log norms without the rows, [n].
+        rows: output rows, [A, D].
+    """
+    if not len(rows):
+        return norms
+    added = np.logaddexp.reduce(hidden @ rows.T, axis=1)
+    renewed: FloatArray = np.logaddexp(norms, added).astype(np.float32)
+    return renewed
+
+
 @torch.inference_mode()
 def collect_contexts(
     lm: SidLM,

@@ -15,10 +15,13 @@ import numpy as np
 
 from gti_core.lm import SidLM
 from gti_core.onboarding.assign import Neighbours
-from gti_core.onboarding.contexts import Contexts, last_states, log_norms
+from gti_core.onboarding.contexts import Contexts, last_states, log_norms, with_rows
 from gti_core.onboarding.fit import Evidence
 from gti_core.prompts import AppendOnlyPrompt
 from gti_core.types import FloatArray, IntArray, LongArray, Sid
+
+_Part = tuple[FloatArray, FloatArray, FloatArray]
+"""States [n, D], their log norms [n], and what is wanted in them [n, M]."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,10 @@ class EvidenceMaker:
         self._activated = activated
         self._options = options
         self._rng = random.Random(seed)
-        self._norms = self._renewed(contexts.hidden, contexts.log_norm)
+        self._norms = with_rows(contexts.hidden, contexts.log_norm, activated)
         self._inner = self._sample(len(contexts.inner), options.elsewhere)
-        self._inner_norms = self._renewed(
-            contexts.inner[self._inner], contexts.inner_log_norm[self._inner]
+        self._inner_norms = with_rows(
+            contexts.inner[self._inner], contexts.inner_log_norm[self._inner], activated
         )
         prefixes = sids[contexts.targets, :-1] if len(contexts) else sids[:0, :-1]
         self._by_prefix: dict[Sid, list[int]] = {}
@@ -136,13 +139,26 @@ class EvidenceMaker:
             near: their neighbours.
             weights: chance of each neighbour to stand in a made-up history, [M, R].
         """
-        options, count = self._options, len(texts)
-        codes = self._lm.vocabulary.token_ids(prefix)
-        sequences: list[list[int]] = []
+        parts = [
+            self._asked(prefix, texts, near, weights),
+            self._logged(prefix, near),
+            self._elsewhere(prefix, len(texts)),
+        ]
+        hidden, norms, wanted = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return Evidence(hidden, norms, wanted, np.ones(len(hidden), dtype=np.float32))
+
+    def _asked(
+        self,
+        prefix: Sid,
+        texts: Sequence[Sequence[Sequence[int]]],
+        near: Neighbours,
+        weights: FloatArray,
+    ) -> _Part:
+        """(a) and the made-up half of (b)."""
+        options = self._options
+        prompts: list[list[int]] = []
         wanted: list[tuple[int, float]] = []
-        for number, prompts in enumerate(texts):
-            sequences.extend([*prompt, *codes] for prompt in prompts)
-            wanted.extend((number, options.wanted_text) for _ in prompts)
+        for number, own in enumerate(texts):
             histories = made_up_histories(
                 near.rows[number, : options.neighbours],
                 weights[number, : options.neighbours],
@@ -150,40 +166,35 @@ class EvidenceMaker:
                 options.history_length,
                 self._rng,
             )
-            prompts = history_prompts(histories, self._sids, self._prompt, self._lm)
-            sequences.extend([*prompt, *codes] for prompt in prompts)
-            wanted.extend((number, options.wanted_made_up) for _ in prompts)
-        states = last_states(self._lm, sequences)
+            made_up = history_prompts(histories, self._sids, self._prompt, self._lm)
+            prompts.extend([*map(list, own), *made_up])
+            wanted.extend([(number, options.wanted_text)] * len(own))
+            wanted.extend([(number, options.wanted_made_up)] * len(made_up))
+        codes = self._lm.vocabulary.token_ids(prefix)
+        states = last_states(self._lm, [[*prompt, *codes] for prompt in prompts])
         norms = log_norms(self._lm, states, self._lm.vocabulary.active_mask).numpy()
-        hidden = [states.numpy()]
-        log_norm = [self._renewed(states.numpy(), norms)]
-        targets = np.zeros((len(sequences), count), dtype=np.float32)
-        targets[np.arange(len(wanted)), [number for number, _ in wanted]] = [
-            value for _, value in wanted
-        ]
-        wants = [targets]
+        targets = np.zeros((len(prompts), len(texts)), dtype=np.float32)
+        for place, (number, value) in enumerate(wanted):
+            targets[place, number] = value
+        hidden = states.numpy()
+        return hidden, with_rows(hidden, norms, self._activated), targets
 
-        logged = self._by_prefix.get(prefix, [])
-        events = np.array(self._rng.sample(logged, min(len(logged), options.same_prefix)), np.int64)
-        hidden.append(self._contexts.hidden[events])
-        log_norm.append(self._norms[events])
-        wants.append(self._shares(events, near))
+    def _logged(self, prefix: Sid, near: Neighbours) -> _Part:
+        """The half of (b) from the log, and of (c) what has the same prefix."""
+        found = self._by_prefix.get(prefix, [])
+        most = min(len(found), self._options.same_prefix)
+        events = np.array(self._rng.sample(found, most), dtype=np.int64)
+        return self._contexts.hidden[events], self._norms[events], self._shares(events, near)
 
-        others = self._sample(len(self._contexts), options.elsewhere)
-        prefixes = self._sids[self._contexts.targets[others], :-1]
+    def _elsewhere(self, prefix: Sid, items: int) -> _Part:
+        """The rest of (c): other prefixes, and other levels."""
+        contexts = self._contexts
+        others = self._sample(len(contexts), self._options.elsewhere)
+        prefixes = self._sids[contexts.targets[others], :-1]
         others = others[(prefixes != np.array(prefix)).any(axis=1)]
-        hidden.append(self._contexts.hidden[others])
-        log_norm.append(self._norms[others])
-        hidden.append(self._contexts.inner[self._inner])
-        log_norm.append(self._inner_norms)
-        wants.append(np.zeros((len(others) + len(self._inner), count), dtype=np.float32))
-        total = np.concatenate(hidden)
-        return Evidence(
-            total,
-            np.concatenate(log_norm),
-            np.concatenate(wants),
-            np.ones(len(total), dtype=np.float32),
-        )
+        hidden = np.concatenate([contexts.hidden[others], contexts.inner[self._inner]])
+        norms = np.concatenate([self._norms[others], self._inner_norms])
+        return hidden, norms, np.zeros((len(hidden), items), dtype=np.float32)
 
     def _shares(self, events: LongArray, near: Neighbours) -> FloatArray:
         """Wanted where an item of the same prefix was chosen: a share for those that resemble it,
@@ -208,14 +219,6 @@ class EvidenceMaker:
         crowd = wants.sum(axis=1, keepdims=True)
         shrunk: FloatArray = wants * np.minimum(1.0, 0.9 / np.maximum(crowd, 1e-9))
         return shrunk.astype(np.float32)
-
-    def _renewed(self, hidden: FloatArray, norms: FloatArray) -> FloatArray:
-        """Norms with the rows activated since the base."""
-        if not len(self._activated) or not len(hidden):
-            return norms
-        added = np.logaddexp.reduce(hidden @ self._activated.T, axis=1)
-        renewed: FloatArray = np.logaddexp(norms, added).astype(np.float32)
-        return renewed
 
     def _sample(self, count: int, most: int) -> LongArray:
         return np.array(self._rng.sample(range(count), min(count, most)), dtype=np.int64)

@@ -26,13 +26,12 @@ from gti_core.onboarding.assign import (
 )
 from gti_core.onboarding.gate import BatchVerdict, GateOptions, judge
 from gti_core.onboarding.proposal import Proposal, Report
-from gti_core.types import FloatArray, LongArray, Sid
+from gti_core.types import FloatArray, Sid
 
 if TYPE_CHECKING:
     from gti_core.data.dataset import ItemText
     from gti_core.lm import SidLM
     from gti_core.onboarding.assets import Assets, AssetSizes
-    from gti_core.onboarding.evidence import EvidenceOptions
     from gti_core.onboarding.probes import ProbeBeams
     from gti_core.quantizer.encoder import TextEncoder
 
@@ -70,6 +69,7 @@ class OnlineGrounder:
         cache_dir: where backbones and assets are kept.
         options: options.
         encoder_dir: the text encoder that the bundle was tokenized with; None for the demo's.
+        sizes: how much is kept of the model's states; None for the usual.
     """
 
     def __init__(
@@ -80,14 +80,12 @@ class OnlineGrounder:
         encoder_dir: Path | None = None,
         *,
         sizes: AssetSizes | None = None,
-        evidence: EvidenceOptions | None = None,
     ) -> None:
         self._bundle = bundle
         self._cache_dir = cache_dir
         self._options = options or GrounderOptions()
         self._encoder_dir = encoder_dir
         self._sizes = sizes
-        self._evidence = evidence
         self._known: dict[str, FloatArray] = {}
         self._lm: SidLM
         self._encoder: TextEncoder
@@ -97,14 +95,21 @@ class OnlineGrounder:
 
     def load(self) -> None:
         """Load model, encoder and assets. See `Grounder.load`."""
-        from gti_core.backbone import resolve_backbone
+        from gti_core.backbone import backbone_digest, resolve_backbone
         from gti_core.lm import load_tokenizer
         from gti_core.onboarding.assets import AssetSizes, load_assets
         from gti_core.pipeline.load import bundle_model
         from gti_core.quantizer.encoder import TextEncoder, find_demo_encoder
 
         bundle = self._bundle
-        self._encoder = TextEncoder(self._encoder_dir or find_demo_encoder())
+        encoder = self._encoder_dir or find_demo_encoder()
+        made_with = bundle.manifest.get("encoder", {})
+        if backbone_digest(encoder) != made_with.get("sha256"):
+            raise GroundingError(
+                f"bundle {bundle.name!r} was made with another text encoder than {encoder}: "
+                f"{made_with.get('name', 'it does not say which')}"
+            )
+        self._encoder = TextEncoder(encoder)
         self._lm = bundle_model(bundle, cache_dir=self._cache_dir, dtype="bfloat16")
         self._lm.requires_grad_(False)
         backbone = resolve_backbone(bundle.manifest["backbone"], self._cache_dir)
@@ -227,8 +232,8 @@ class OnlineGrounder:
             self._bundle.prompt,
             self._assets.contexts,
             state.catalog.sids,
-            self._activated(state),
-            self._evidence or EvidenceOptions(),
+            self._nothing if state.rows is None else state.rows.output,
+            EvidenceOptions(),
             self._options.seed,
         )
         start_in = self._copied(state, near, self._lm.rows_in)
@@ -250,6 +255,10 @@ class OnlineGrounder:
             report("grounding", done, len(items))
         return (found, None) if self._lm.tied else (start_in, found)
 
+    @property
+    def _nothing(self) -> FloatArray:
+        return np.empty((0, int(self._lm.embedding.shape[1])), dtype=np.float32)
+
     def _copied(self, state: CatalogState, near: Neighbours, rows: Any) -> FloatArray:
         """Start of each new row: the row of the nearest item's last code, [M, D] float32."""
         vocabulary = state.vocabulary
@@ -257,11 +266,6 @@ class OnlineGrounder:
         codes = state.catalog.sids[near.rows[:, 0], last]
         copied: FloatArray = rows.detach()[vocabulary.offsets[last] + codes].float().numpy()
         return copied.copy()
-
-    def _activated(self, state: CatalogState) -> FloatArray:
-        if state.rows is None:
-            return np.empty((0, int(self._lm.embedding.shape[1])), dtype=np.float32)
-        return state.rows.rows_in if state.rows.rows_out is None else state.rows.rows_out
 
     def _texts(self, item: Item) -> list[list[int]]:
         """Prompts made of an item's own text, as token ids."""
@@ -285,14 +289,16 @@ class OnlineGrounder:
         return prompts
 
     def _ability(self) -> float:
-        """Share of old items that stand in the first k after their own text."""
+        """Share of old items that stand in the first ``own_k`` after their own text."""
+        from gti_core.onboarding.probes import rank_probes
+
         state = CatalogState.of(self._bundle.catalog, self._bundle.vocabulary)
         items = list(state.catalog.items)
         chosen = random.Random(0).sample(items, min(ABILITY_ITEMS, len(items)))
         prompts = [self._texts(item)[0] for item in chosen]
         rows = [state.catalog.row(item.item_id) for item in chosen]
         beams = self._searched(state, prompts, [frozenset()] * len(prompts))
-        lists = self._ranked(beams, state, self._options.gate.own_k)
+        lists = rank_probes(self._lm, beams, state, self._options.gate.own_k)
         return float((lists == np.array(rows)[:, None]).any(axis=1).mean())
 
     def _validate(
@@ -304,6 +310,7 @@ class OnlineGrounder:
         weights: FloatArray,
     ) -> BatchVerdict:
         from gti_core.onboarding.evidence import history_prompts, made_up_histories
+        from gti_core.onboarding.probes import rank_probes
 
         rng = random.Random(f"own/{self._options.seed}")
         prompts: list[list[int]] = []
@@ -326,7 +333,7 @@ class OnlineGrounder:
             prompts.extend(own)
             owners.extend([number] * len(own))
         gate = self._options.gate
-        lists = self._ranked(self._searched(after, prompts, seen), after, gate.own_k)
+        lists = rank_probes(self._lm, self._searched(after, prompts, seen), after, gate.own_k)
         own_lists = [
             lists[[place for place, owner in enumerate(owners) if owner == number]]
             for number in range(len(added))
@@ -337,8 +344,8 @@ class OnlineGrounder:
             [after.catalog.row(item.item_id) for item in added],
             own_lists,
             near.similarity[:, 0].tolist(),
-            self._ranked(probes, before, gate.k),
-            self._ranked(probes, after, gate.k),
+            rank_probes(self._lm, probes, before, gate.k),
+            rank_probes(self._lm, probes, after, gate.k),
             probes.targets,
             gate,
             by_text=self._by_text,
@@ -356,16 +363,3 @@ class OnlineGrounder:
         return search_prefixes(
             self._lm, state.index, prompts, seen, nothing, beam_width=OWN_BEAM_WIDTH
         )
-
-    def _ranked(self, beams: ProbeBeams, state: CatalogState, k: int) -> LongArray:
-        from gti_core.onboarding.probes import rank_probes
-
-        vocabulary = state.vocabulary
-        last = vocabulary.levels - 1
-        first = vocabulary.offsets[last]
-        rows = self._lm.output_rows.detach().float().numpy().copy()
-        activated = self._activated(state)
-        if state.rows is not None:
-            rows[state.rows.numbers] = activated
-        last_rows = rows[first : first + vocabulary.sizes[last]]
-        return rank_probes(beams, state, last_rows, activated, k)

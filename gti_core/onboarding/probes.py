@@ -20,6 +20,7 @@ from gti_core.decoding.constraint import ConstraintIndex
 from gti_core.decoding.tree import attention_window, columns_needed, run_tree
 from gti_core.errors import UnsupportedModelError
 from gti_core.lm import SidLM
+from gti_core.onboarding.contexts import log_norms, with_rows
 from gti_core.types import FloatArray, IntArray, LongArray, Sid
 
 _BATCH = 16
@@ -73,8 +74,6 @@ def search_prefixes(
     Raises:
         UnsupportedModelError: attention layers that see a few tokens only.
     """
-    from gti_core.onboarding.contexts import log_norms
-
     count, levels = len(prompts), lm.vocabulary.levels
     width = int(lm.embedding.shape[1])
     prefixes = np.zeros((count, beam_width, levels - 1), dtype=np.int32)
@@ -114,25 +113,25 @@ def search_prefixes(
     return ProbeBeams(prefixes, scores, hidden, norms, np.array(targets, np.int64), tuple(seen))
 
 
-def rank_probes(
-    probes: ProbeBeams, state: CatalogState, last_rows: FloatArray, activated: FloatArray, k: int
-) -> LongArray:
+def rank_probes(lm: SidLM, probes: ProbeBeams, state: CatalogState, k: int) -> LongArray:
     """What each probe gets under a version: catalogue rows, best first, [P, k], -1 padded.
 
     Args:
-        probes: searched with the base version.
+        lm: the model of the base version.
+        probes: searched with it.
         state: the version; its items in service compete, those of the probe's history do not.
-        last_rows: output rows of the last level's codes, [K, D], float32.
-        activated: output rows activated since the base, of any level, [A, D], float32: they take
-            part in the normalization.
         k: items wanted.
     """
     count, width = probes.scores.shape
-    flat = probes.hidden.reshape(count * width, -1)
-    norms = probes.log_norms.reshape(-1).astype(np.float64)
-    if len(activated):
-        added = np.logaddexp.reduce(flat @ activated.T, axis=1)
-        norms = np.logaddexp(norms, added)
+    flat = probes.hidden.reshape(count * width, probes.hidden.shape[2])
+    vocabulary = state.vocabulary
+    first, size = vocabulary.offsets[-1], vocabulary.sizes[-1]
+    last_rows = lm.output_rows.detach()[first : first + size].float().numpy().copy()
+    norms = probes.log_norms.reshape(-1)
+    if state.rows is not None:
+        norms = with_rows(flat, norms, state.rows.output)
+        inside = state.rows.numbers >= first
+        last_rows[state.rows.numbers[inside] - first] = state.rows.output[inside]
     logits = flat @ last_rows.T
     below = _children(state)
     ranking = np.full((count, k), -1, dtype=np.int64)

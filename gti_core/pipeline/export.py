@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -43,27 +42,13 @@ def export_bundle(
     tuned = load_finetuned(finetuned_folder)
     tokens = tuned.grounded.tokens
     with new_folder(output) as folder:
-        records = [
-            {"item_id": item.item_id, "sid": list(item.sid), "popularity": item.popularity}
-            for item in tokens.catalog
-        ]
-        lines = ",\n".join(json.dumps(r, ensure_ascii=False) for r in records)
-        (folder / layout.ITEMS).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+        layout.write_items(folder, tokens.catalog)
         shutil.copyfile(tokens.stage.folder / layout.QUANTIZER, folder / layout.QUANTIZER)
         shutil.copyfile(finetuned_folder / layout.ROWS, folder / layout.ROWS)
         shutil.copyfile(finetuned_folder / layout.ADAPTER, folder / layout.ADAPTER)
         names = list(layout.REQUIRED)
         if join_texts is None:
-            texts: list[JsonDict] = [
-                {
-                    "item_id": item.item_id,
-                    "title": item.title,
-                    "description": item.description,
-                    "attributes": dict(item.attributes),
-                }
-                for item in tokens.catalog
-            ]
-            (folder / layout.TEXTS).write_bytes(json_lines(texts))
+            layout.write_texts(folder, tokens.catalog)
             names.append(layout.TEXTS)
             if histories:
                 sample = sample_histories(tokens.prepared.split, histories)

@@ -45,15 +45,19 @@ def load_for_evaluation(
     Raises:
         PipelineError: a bundle trained on files, and no data given.
     """
+    from gti_core.fusion import fuse
+
     if dtype not in DTYPES:
         raise PipelineError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if not (folder / MANIFEST).is_file():
         tuned = load_finetuned(folder)
         prepared = PreparedData.load(data) if data else tuned.grounded.tokens.prepared
         lm = model_of(tuned, cache_dir=cache_dir, dtype=dtype)
+        fuse(lm.backbone)
         return EvaluationModel(lm, tuned.grounded.tokens.catalog, tuned.prompt, prepared)
     bundle = load_bundle(folder)
     lm = bundle_model(bundle, cache_dir=cache_dir, dtype=dtype)
+    fuse(lm.backbone)
     prepared = PreparedData.load(data) if data else _data_of(bundle)
     return EvaluationModel(lm, bundle.catalog, bundle.prompt, prepared)
 

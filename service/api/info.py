@@ -28,13 +28,10 @@ async def info(runtime: RuntimeDep) -> InfoResponse:
         search=context.search is not None,
         engine=None if engine is None else {"name": engine.name} | engine.info(),
         catalog=CatalogInfo(
-            items=int(served.index.base.cumulative[-1]),
+            items=served.index.base.total,
             levels=vocabulary.levels,
             active_codes=list(vocabulary.active),
-            reserved_codes=[
-                size - active
-                for size, active in zip(vocabulary.sizes, vocabulary.active, strict=True)
-            ],
+            reserved_codes=[vocabulary.reserved(level) for level in range(vocabulary.levels)],
             codes_left=await _codes_left(runtime),
         ),
         limits=LimitsInfo(

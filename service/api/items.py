@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from gti_core.decoding import ConstraintIndex
 from service.api.deps import RuntimeDep, problems
 from service.errors import ItemNotFoundError
 from service.schemas import ItemResponse
@@ -40,11 +39,5 @@ async def get_item(
         attributes=dict(item.attributes),
         semantic_id=list(item.sid),
         popularity=item.popularity,
-        available=in_service(served.index, row),
+        available=served.index.in_service(row),
     )
-
-
-def in_service(index: ConstraintIndex, row: int) -> bool:
-    """Whether a catalogue row is in service. O(1)."""
-    position, cumulative = int(index.positions[row]), index.base.cumulative
-    return bool(cumulative[position + 1] > cumulative[position])

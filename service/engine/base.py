@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 
+from gti_core.bundle.delta import Rows
 from gti_core.catalog import Item, ItemCatalog
 from gti_core.decoding import ConstraintIndex, ScoredRow
 from gti_core.decoding.filters import Filter
-from gti_core.types import BoolArray, FloatArray, IntArray, JsonDict, LongArray
+from gti_core.types import BoolArray, IntArray, JsonDict
 from gti_core.vocabulary import SidVocabulary
 
 
@@ -108,46 +109,6 @@ class DecodeRequest:
 
 
 @dataclass(frozen=True, eq=False)
-class RowUpdate:
-    """Values for SID rows.
-
-    Args:
-        numbers: rows inside the SID block, distinct, 0 <= n < S, shape [M], int64.
-        rows_in: input rows, shape [M, D], float32, finite.
-        rows_out: output rows, the same; None for tied models, where the input rows serve both.
-
-    Raises:
-        ValueError: shapes that disagree, a number twice or below 0, values that are not finite.
-    """
-
-    numbers: LongArray
-    rows_in: FloatArray
-    rows_out: FloatArray | None = None
-
-    def __post_init__(self) -> None:
-        count = len(self.numbers)
-        for block in (self.rows_in, self.rows_in if self.rows_out is None else self.rows_out):
-            if block.ndim != 2 or block.shape != (count, self.rows_in.shape[1]):
-                raise ValueError(f"{count} row numbers for rows of shape {block.shape}")
-            if not np.isfinite(block).all():
-                raise ValueError("rows hold values that are not finite")
-        if count and (int(self.numbers.min()) < 0 or len(np.unique(self.numbers)) < count):
-            raise ValueError("row numbers must be distinct, and 0 or more")
-
-    @classmethod
-    def joined(cls, updates: Sequence[Self]) -> Self:
-        """One update instead of several, at least one. Raises ValueError where they disagree."""
-        outputs = [one.rows_out for one in updates if one.rows_out is not None]
-        if outputs and len(outputs) < len(updates):
-            raise ValueError("some rows come with output rows, others without")
-        return cls(
-            np.concatenate([one.numbers for one in updates]),
-            np.concatenate([one.rows_in for one in updates]),
-            np.concatenate(outputs) if outputs else None,
-        )
-
-
-@dataclass(frozen=True, eq=False)
 class CatalogChange:
     """How a version's catalogue differs from its parent's.
 
@@ -202,7 +163,7 @@ class Engine(Protocol):
         self,
         model: ServingModel,
         *,
-        rows: Sequence[RowUpdate] = (),
+        rows: Rows | None = None,
         change: CatalogChange | None = None,
     ) -> None:
         """Make ``model`` the current version: its rows first, then its snapshot, then all at once.
@@ -217,7 +178,7 @@ class Engine(Protocol):
 
         Args:
             model: the version, over the weights that the engine has loaded.
-            rows: values of the rows that the version reaches and none before it has.
+            rows: values of rows that the version reaches and none before it has; None for none.
             change: how it differs from its parent; saves a rebuild where the parent is installed.
 
         Raises:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gti_core.bundle.delta import Rows
 from gti_core.decoding import BeamSearch, ScoredRow
 from gti_core.types import FloatArray, JsonDict, Sid
 from gti_core.vocabulary import SidVocabulary
@@ -22,7 +23,6 @@ from service.engine.base import (
     EngineDeadError,
     EngineError,
     PromptTooLongError,
-    RowUpdate,
     ServingModel,
     check_same_weights,
 )
@@ -127,7 +127,7 @@ class FakeEngine:
         self,
         model: ServingModel,
         *,
-        rows: Sequence[RowUpdate] = (),
+        rows: Rows | None = None,
         change: CatalogChange | None = None,
     ) -> None:
         """See `Engine.publish`. There are no weights: ``rows`` and ``change`` are not read."""

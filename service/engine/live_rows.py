@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gti_core.bundle.delta import Rows
 from gti_core.types import FloatArray
 from gti_core.vocabulary import SidVocabulary
-from service.engine.base import RowUpdate
 
 
 class LiveRows:
@@ -37,7 +37,7 @@ class LiveRows:
         self._reached |= vocabulary.active_mask
 
     @torch.inference_mode()
-    def write(self, rows: RowUpdate) -> None:
+    def write(self, rows: Rows) -> None:
         """Write rows that no version has reached; those may be given again that do not change.
 
         Raises:
@@ -48,8 +48,8 @@ class LiveRows:
         size, width = self._block_in.shape
         if rows.rows_in.shape[1] != width:
             raise ValueError(f"rows of width {rows.rows_in.shape[1]}, the model's are {width}")
-        if len(rows.numbers) and int(rows.numbers.max()) >= size:
-            raise ValueError(f"there is no row {int(rows.numbers.max())} among {size} SID rows")
+        if len(rows) and rows.numbers[-1] >= size:
+            raise ValueError(f"there is no row {rows.numbers[-1]} among {size} SID rows")
         if (self._block_out is None) != (rows.rows_out is None):
             kind = "tied and takes no" if self._block_out is None else "untied and needs"
             raise ValueError(f"the model is {kind} output rows")

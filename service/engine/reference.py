@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import transformers
 
+from gti_core.bundle.delta import Rows
 from gti_core.decoding import BeamSearch, ScoredRow
 from gti_core.errors import GtiError
 from gti_core.types import FloatArray, JsonDict, Sid
@@ -30,7 +31,6 @@ from service.engine.base import (
     EngineDeadError,
     EngineError,
     PromptTooLongError,
-    RowUpdate,
     ServingModel,
     check_same_weights,
 )
@@ -144,7 +144,7 @@ class ReferenceEngine:
         self,
         model: ServingModel,
         *,
-        rows: Sequence[RowUpdate] = (),
+        rows: Rows | None = None,
         change: CatalogChange | None = None,
     ) -> None:
         """See `Engine.publish`. Rows are written between two requests; ``change`` is not read."""
@@ -226,12 +226,12 @@ class ReferenceEngine:
         self._rows.reach(vocabulary)
         return lm
 
-    def _write(self, model: ServingModel, rows: Sequence[RowUpdate]) -> None:
+    def _write(self, model: ServingModel, rows: Rows | None) -> None:
         live = self._rows
         if live is None or self._stopped.is_set():
             raise _CancelledError
-        if rows:
-            live.write(RowUpdate.joined(rows))
+        if rows is not None:
+            live.write(rows)
         live.reach(model.vocabulary)
 
     def _decode(

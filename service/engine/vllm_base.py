@@ -7,9 +7,10 @@ import contextlib
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, TypeVar
 
+from gti_core.bundle.delta import Rows
 from gti_core.types import JsonDict
 from service.engine.base import (
     CatalogChange,
@@ -17,7 +18,6 @@ from service.engine.base import (
     EngineDeadError,
     EngineError,
     PromptTooLongError,
-    RowUpdate,
     ServingModel,
 )
 from service.engine.vllm_start import RunningVllm, VllmOptions, build, installed_version
@@ -74,7 +74,7 @@ class VllmProcess(ABC):
         self,
         model: ServingModel,
         *,
-        rows: Sequence[RowUpdate] = (),
+        rows: Rows | None = None,
         change: CatalogChange | None = None,
     ) -> None:
         """See `service.engine.base.Engine.publish`."""

@@ -11,7 +11,7 @@ import asyncio
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from gti_core.bundle.delta import Rows
 from gti_core.decoding import ScoredRow
 from gti_core.types import JsonDict
 from service.engine.base import (
     CatalogChange,
     DecodeRequest,
     EngineError,
-    RowUpdate,
     ServingModel,
     check_same_weights,
 )
@@ -98,7 +98,7 @@ class VllmEngine(VllmProcess):
         self,
         model: ServingModel,
         *,
-        rows: Sequence[RowUpdate] = (),
+        rows: Rows | None = None,
         change: CatalogChange | None = None,
     ) -> None:
         """See `service.engine.base.Engine.publish`.
@@ -168,12 +168,12 @@ class VllmEngine(VllmProcess):
         self,
         llm: Any,
         model: ServingModel,
-        rows: Sequence[RowUpdate],
+        rows: Rows | None,
         change: CatalogChange | None,
     ) -> None:
         async with self._publishing:
             check_same_weights(self._model, model)
-            if rows:
+            if rows is not None and len(rows):
                 await self._write(llm, rows)
             if model.version not in self._versions:
                 await self._install(llm, model, change)
@@ -181,17 +181,11 @@ class VllmEngine(VllmProcess):
                 self._before = self._model.version
             self._model = model
 
-    async def _write(self, llm: Any, rows: Sequence[RowUpdate]) -> None:
+    async def _write(self, llm: Any, rows: Rows) -> None:
         """Write rows into the worker's weights."""
-        try:
-            update = RowUpdate.joined(rows)
-        except ValueError as error:
-            raise EngineError(f"rows that can't be written: {error}") from error
-        if not len(update.numbers):
-            return
-        outputs = None if update.rows_out is None else float32_bytes(update.rows_out)
-        numbers = update.numbers.tolist()
-        await self._call(llm, "gti_write_rows", numbers, float32_bytes(update.rows_in), outputs)
+        outputs = None if rows.rows_out is None else float32_bytes(rows.rows_out)
+        numbers = rows.numbers.tolist()
+        await self._call(llm, "gti_write_rows", numbers, float32_bytes(rows.rows_in), outputs)
 
     async def _install(self, llm: Any, model: ServingModel, change: CatalogChange | None) -> None:
         """Give the worker a version: as a change of its parent, or whole."""

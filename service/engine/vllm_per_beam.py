@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gti_core.bundle.delta import Rows
 from gti_core.decoding import BeamSearch, ScoredRow
 from gti_core.types import FloatArray
 from service.engine.base import (
@@ -24,7 +25,6 @@ from service.engine.base import (
     DecodeRequest,
     EngineDeadError,
     EngineError,
-    RowUpdate,
     ServingModel,
     check_same_weights,
 )
@@ -68,7 +68,7 @@ class VllmPerBeamEngine(VllmProcess):
         self,
         model: ServingModel,
         *,
-        rows: Sequence[RowUpdate] = (),
+        rows: Rows | None = None,
         change: CatalogChange | None = None,
     ) -> None:
         """See `service.engine.base.Engine.publish`. Only changes of the catalogue are possible.
@@ -77,7 +77,7 @@ class VllmPerBeamEngine(VllmProcess):
         public means renews.
         """
         self._running()
-        if rows:
+        if rows is not None:
             raise EngineError("new rows need the engine vllm")
         check_same_weights(self._model, model)
         self._model = model

@@ -158,13 +158,12 @@ async def _until_fresh(work: Callable[[], _T]) -> _T:
 
 def catalogued(state: CatalogState, submission: Submission) -> dict[ItemId, Catalogued]:
     """Those of a submission's items that a version has."""
-    available = state.index.available
     known = {}
     for name in submission.contents:
         if name in state.catalog:
             row = state.catalog.row(name)
             item = state.catalog.items[row]
-            known[name] = Catalogued(content_hash(item), bool(available[row]))
+            known[name] = Catalogued(content_hash(item), state.index.in_service(row))
     return known
 
 
@@ -175,7 +174,7 @@ def _item_change(
     if item_id not in state.catalog:
         raise UnknownItemError(f"no item {item_id!r} in the catalogue")
     row = state.catalog.row(item_id)
-    before = bool(state.index.available[row])
+    before = state.index.in_service(row)
     now = before if available is None else available
     changed = {}
     if attributes is not None and dict(state.catalog.items[row].attributes) != attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from gti_core.bundle import format as layout
 from gti_core.bundle.delta import CatalogState, Rows
 from gti_core.bundle.format import Bundle, load_bundle
 from gti_core.catalog import Item, ItemCatalog
-from gti_core.data.files import json_lines
 from gti_core.errors import BundleError
 from gti_core.files import write_json, write_safetensors
 
@@ -43,22 +41,8 @@ def compact_bundle(
         for name in bundle.manifest["files"]:
             if name not in (layout.ITEMS, layout.ROWS, layout.TEXTS):
                 shutil.copyfile(bundle.path / name, folder / name)
-        records = [
-            {"item_id": item.item_id, "sid": list(item.sid), "popularity": item.popularity}
-            for item in items
-        ]
-        lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
-        (folder / layout.ITEMS).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-        texts = [
-            {
-                "item_id": item.item_id,
-                "title": item.title,
-                "description": item.description,
-                "attributes": dict(item.attributes),
-            }
-            for item in items
-        ]
-        (folder / layout.TEXTS).write_bytes(json_lines(texts))
+        layout.write_items(folder, items)
+        layout.write_texts(folder, items)
         _write_rows(bundle, state.rows, folder / layout.ROWS)
         names = sorted({*bundle.manifest["files"], layout.TEXTS})
         write_json(

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gti_core.bundle.delta import CatalogState
+from gti_core.bundle.delta import CatalogState, Rows
 from gti_core.errors import BundleError
 from service.engine.base import (
     CatalogChange,
     Engine,
     EngineDeadError,
     EngineError,
-    RowUpdate,
     ServingModel,
 )
 from service.onboarding.faults import fault
@@ -122,7 +121,8 @@ class Follower:
                 await self._turn_back(number, error)
                 return False
             fault("after_swap")
-            self._written |= plan.numbers
+            if plan.rows is not None:
+                self._written |= frozenset(plan.rows.numbers.tolist())
             self._served = number
             self._refusals.pop(number, None)
             self._changed.set()
@@ -168,20 +168,19 @@ class Follower:
             index=after.index,
             version=number,
         )
-        rows, numbers = _new_rows(after, self._written)
+        rows = _new_rows(after, self._written)
         change = None
         if self._served in self._store.versions.chain(number):
             change = catalog_change(self._served, before, after)
-        return Plan(model, rows, numbers, change)
+        return Plan(model, rows, change)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Arguments of `Engine.publish`, and the numbers of the rows it writes."""
+    """Arguments of `Engine.publish`."""
 
     model: ServingModel
-    rows: list[RowUpdate]
-    numbers: frozenset[int]
+    rows: Rows | None
     change: CatalogChange | None
 
 
@@ -204,16 +203,8 @@ def catalog_change(number: int, before: CatalogState, after: CatalogState) -> Ca
     )
 
 
-def _new_rows(
-    state: CatalogState, written: frozenset[int]
-) -> tuple[list[RowUpdate], frozenset[int]]:
-    rows = state.rows
-    if rows is None:
-        return [], frozenset()
-    fresh = np.array([int(n) not in written for n in rows.numbers], dtype=np.bool_)
-    if not fresh.any():
-        return [], frozenset()
-    numbers = rows.numbers[fresh]
-    rows_out = None if rows.rows_out is None else rows.rows_out[fresh]
-    update = RowUpdate(numbers, rows.rows_in[fresh], rows_out)
-    return [update], frozenset(int(n) for n in numbers)
+def _new_rows(state: CatalogState, written: frozenset[int]) -> Rows | None:
+    if state.rows is None:
+        return None
+    fresh = np.array([int(n) not in written for n in state.rows.numbers], dtype=np.bool_)
+    return state.rows.chosen(fresh) if fresh.any() else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gti_core.data.dataset import ItemText
+from gti_core.data.dataset import ItemText, text_record
 from gti_core.types import ItemId, JsonDict
 
 QUEUED, PUBLISHING, LIVE = "queued", "publishing", "live"
@@ -136,18 +136,7 @@ def job_record(row: Any) -> JobRecord:
 
 def items_to_json(items: Sequence[ItemText]) -> str:
     """Items as JSON text, ASCII."""
-    return json.dumps(
-        [
-            {
-                "item_id": item.item_id,
-                "title": item.title,
-                "description": item.description,
-                "attributes": dict(item.attributes),
-            }
-            for item in items
-        ],
-        allow_nan=False,
-    )
+    return json.dumps([text_record(item) for item in items], allow_nan=False)
 
 
 def items_from_json(text: str) -> tuple[ItemText, ...]:

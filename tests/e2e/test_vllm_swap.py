@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from loop_thread import LoopThread
 from marks import STARTS_VLLM
 from tiny_llama import Oracle, next_version, random_rows, saved_with_rows, tiny_serving_model
 
+from gti_core.bundle.delta import Rows
 from gti_core.decoding import ScoredRow
 from gti_core.types import Sid
 from service.engine.base import (
     CatalogChange,
     DecodeRequest,
     EngineError,
-    RowUpdate,
     Selection,
     ServingModel,
 )
@@ -49,7 +50,7 @@ class Swapped:
     first: ServingModel
     second: ServingModel
     change: CatalogChange
-    rows: RowUpdate
+    rows: Rows
     fresh: Oracle
     """Weights loaded with the new rows in them."""
     stale: Oracle
@@ -119,7 +120,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Swap
         model, engine = models[kind], running[kind]
         second, change, rows = second_version(model, kind == "tied")
         before = await old_answers(engine, model)
-        await engine.publish(second, rows=[rows], change=change)
+        await engine.publish(second, rows=rows, change=change)
         fresh = saved_with_rows(second, rows, base / f"{kind}-fresh")
         tolerance = 0.25 if kind == "tied" else 1e-3
         return Swapped(
@@ -215,7 +216,7 @@ def test_what_can_not_be_published_changes_nothing(swapped: Swapped) -> None:
         (replace(outside, rows_in=outside.rows_in[:, :3], rows_out=None), "width|shape"),
     ):
         with pytest.raises(EngineError, match=complaint):
-            swapped.loop.run(swapped.engine.publish(third, rows=[rows], change=change))
+            swapped.loop.run(swapped.engine.publish(third, rows=rows, change=change))
     with pytest.raises(EngineError, match="version 3 has"):
         swapped.loop.run(swapped.engine.publish(third, change=replace(change, retired=(9,))))
     taken = replace(change, added=np.array([NEW_SIDS[0]], np.int32))
@@ -231,7 +232,7 @@ def test_a_way_back_and_forth(swapped: Swapped) -> None:
         await swapped.engine.publish(swapped.first)
         assert swapped.engine.model is swapped.first
         # The rows may be given again, as long as they are the same.
-        await swapped.engine.publish(swapped.second, rows=[swapped.rows], change=swapped.change)
+        await swapped.engine.publish(swapped.second, rows=swapped.rows, change=swapped.change)
 
     swapped.loop.run(there_and_back())
     assert swapped.engine.model is swapped.second
@@ -247,7 +248,7 @@ def test_fifty_versions_under_load(engines: dict[str, Swapped], tmp_path: Path) 
     engine = swapped.engine
     versions, updates = chain(swapped.second)
     fresh = saved_with_rows(
-        swapped.second, RowUpdate.joined([swapped.rows, *updates]), tmp_path / "all"
+        swapped.second, reduce(Rows.joined, updates, swapped.rows), tmp_path / "all"
     )
     oracle = Oracle(fresh)
     answered: list[tuple[DecodeRequest, list[ScoredRow]]] = []
@@ -298,25 +299,25 @@ def test_fifty_versions_under_load(engines: dict[str, Swapped], tmp_path: Path) 
         )
 
 
-Step = tuple[ServingModel, list[RowUpdate], CatalogChange | None]
+Step = tuple[ServingModel, Rows | None, CatalogChange | None]
 
 
-def chain(model: ServingModel) -> tuple[list[Step], list[RowUpdate]]:
+def chain(model: ServingModel) -> tuple[list[Step], list[Rows]]:
     """Versions of every kind: items, codes, items out of and back in service, whole ones."""
     rng = np.random.default_rng(3)
     steps: list[Step] = []
-    updates: list[RowUpdate] = []
+    updates: list[Rows] = []
     taken = {item.sid for item in model.catalog}
     for number in range(PUBLISHES):
-        vocabulary, rows, level = model.vocabulary, [], number % 3
+        vocabulary, rows, level = model.vocabulary, None, number % 3
         if vocabulary.reserved(level) and number % 4 == 0:
             row = vocabulary.row(level, vocabulary.active[level])
-            rows = [random_rows(model, [row], tied=False, seed=100 + number)]
+            rows = random_rows(model, [row], tied=False, seed=100 + number)
             vocabulary = vocabulary.activate(level)
         sids: list[Sid] = []
         while len(sids) < number % 3:
             sid = tuple(int(rng.integers(active)) for active in vocabulary.active)
-            if rows:
+            if rows is not None:
                 sid = (*sid[:level], vocabulary.active[level] - 1, *sid[level + 1 :])
             if sid not in taken:
                 taken.add(sid)
@@ -328,7 +329,8 @@ def chain(model: ServingModel) -> tuple[list[Step], list[RowUpdate]]:
         )
         # Every seventh has no change to go by and is installed whole.
         steps.append((model, rows, None if number % 7 == 6 else change))
-        updates.extend(rows)
+        if rows is not None:
+            updates.append(rows)
     return steps, updates
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from gti_core.bundle.delta import Rows
 from gti_core.catalog import Item, ItemCatalog
 from gti_core.decoding import ConstraintIndex, ScoredRow, beam_search
 from gti_core.types import FloatArray, Sid
 from gti_core.vocabulary import SidVocabulary
-from service.engine.base import CatalogChange, DecodeRequest, RowUpdate, ServingModel
+from service.engine.base import CatalogChange, DecodeRequest, ServingModel
 
 BASE_TOKENS = 96
 MAX_TOKENS = 96
@@ -95,15 +96,15 @@ def next_version(
     return following, change
 
 
-def random_rows(model: ServingModel, numbers: Sequence[int], *, tied: bool, seed: int) -> RowUpdate:
+def random_rows(model: ServingModel, numbers: Sequence[int], *, tied: bool, seed: int) -> Rows:
     """Values for SID rows, spread as the tiny model's own."""
     width = 64
     rng = np.random.default_rng(seed)
     blocks = 0.2 * rng.standard_normal((2, len(numbers), width)).astype(np.float32)
-    return RowUpdate(np.array(numbers), blocks[0], None if tied else blocks[1])
+    return Rows(np.array(numbers), blocks[0], None if tied else blocks[1])
 
 
-def saved_with_rows(model: ServingModel, rows: RowUpdate, folder: Path) -> ServingModel:
+def saved_with_rows(model: ServingModel, rows: Rows, folder: Path) -> ServingModel:
     """The version over a copy of its weights that has the rows from the start."""
     lm = AutoModelForCausalLM.from_pretrained(model.model_dir, dtype=torch.float32)
     ids = torch.from_numpy(rows.numbers) + model.vocabulary.first_token_id

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from gti_core.bundle.delta import Rows
 from gti_core.types import FloatArray
 from gti_core.vocabulary import SidVocabulary
-from service.engine.base import RowUpdate, ServingModel
+from service.engine.base import ServingModel
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "GtiLlamaForCausalLM",
@@ -104,11 +105,11 @@ def float32_bytes(rows: FloatArray) -> bytes:
     return np.ascontiguousarray(rows, dtype=np.float32).tobytes()
 
 
-def row_update(numbers: Sequence[int], rows_in: bytes, rows_out: bytes | None) -> RowUpdate:
-    """Rows that came as `float32_bytes`. Raises ValueError as `RowUpdate` does, or for no rows."""
-    blocks = [
-        None if block is None else np.frombuffer(block, np.float32).reshape(len(numbers), -1).copy()
-        for block in (rows_in, rows_out)
-    ]
-    assert blocks[0] is not None
-    return RowUpdate(np.array(numbers, dtype=np.int64), blocks[0], blocks[1])
+def rows_of(numbers: Sequence[int], rows_in: bytes, rows_out: bytes | None) -> Rows:
+    """Rows that came as `float32_bytes`. Raises BundleError as `Rows` does, or for no rows."""
+
+    def block(data: bytes) -> FloatArray:
+        return np.frombuffer(data, np.float32).reshape(len(numbers), -1).copy()
+
+    outputs = None if rows_out is None else block(rows_out)
+    return Rows(np.array(numbers, dtype=np.int64), block(rows_in), outputs)

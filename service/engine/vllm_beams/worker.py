@@ -15,7 +15,7 @@ from service.engine.vllm_beams.decoder import BeamDecoder
 from service.engine.vllm_beams.model import input_matrix, output_matrix
 from service.engine.vllm_beams.scratch import Scratch, ScratchError, enlarged
 from service.engine.vllm_beams.snapshot import Snapshot
-from service.engine.vllm_beams.wire import SCRATCH_BLOCKS, row_update
+from service.engine.vllm_beams.wire import SCRATCH_BLOCKS, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class BeamWorkerMixin:
             rows_out: output rows, the same; None for tied models.
         """
         assert self._rows is not None  # a version was installed at start
-        self._rows.write(row_update(numbers, rows_in, rows_out))
+        self._rows.write(rows_of(numbers, rows_in, rows_out))
 
     def gti_select(self, version: int, key: str, packed: bytes) -> None:
         """Make a selection of a version: one bit per catalogue row, numpy's ``packbits``."""

@@ -115,13 +115,47 @@ def test_a_delta_that_does_not_fit_is_refused(delta: Delta) -> None:
         base().apply(delta)
 
 
+ONES = np.ones((2, 3), np.float32)
+
+
 @pytest.mark.parametrize(
-    ("numbers", "values"),
-    [([2, 1], [[0.0], [0.0]]), ([1], [[float("nan")]]), ([1, 2], [[0.0]]), ([-1], [[0.0]])],
+    ("numbers", "rows_in", "rows_out", "complaint"),
+    [
+        ([0], ONES, None, "1 numbers for 2 rows"),
+        ([0, 1], ONES[0], None, "shape"),
+        ([0, 1], ONES, ONES[:, :2], "shape"),
+        ([0, 0], ONES, None, "ascend"),
+        ([2, 1], ONES, None, "ascend"),
+        ([-1, 0], ONES, None, "ascend from 0"),
+        ([0, 1], ONES * np.float32(np.nan), None, "not finite"),
+        ([0, 1], ONES, np.full((2, 3), np.inf, np.float32), "not finite"),
+    ],
 )
-def test_rows_are_checked(numbers: list[int], values: list[list[float]]) -> None:
-    with pytest.raises(BundleError):
-        Rows(np.array(numbers, dtype=np.int64), np.array(values, dtype=np.float32))
+def test_rows_that_contradict_themselves_are_refused(
+    numbers: list[int],
+    rows_in: np.ndarray,
+    rows_out: np.ndarray | None,
+    complaint: str,
+) -> None:
+    with pytest.raises(BundleError, match=complaint):
+        Rows(np.array(numbers, dtype=np.int64), rows_in, rows_out)
+
+
+def test_rows_are_joined_by_number_and_chosen_by_a_mask() -> None:
+    first = Rows(np.array([1, 4]), ONES, 2 * ONES)
+    second = Rows(np.array([3]), 3 * ONES[:1], 4 * ONES[:1])
+    both = first.joined(second)
+    assert both.numbers.tolist() == [1, 3, 4]
+    assert both.rows_in[:, 0].tolist() == [1, 3, 1]
+    assert both.output[:, 0].tolist() == [2, 4, 2]
+    assert first.joined(None) is first
+    chosen = both.chosen(both.numbers > 1)
+    assert chosen.numbers.tolist() == [3, 4]
+    assert chosen.output[:, 0].tolist() == [4, 2]
+    with pytest.raises(BundleError, match="tied"):
+        first.joined(Rows(np.array([3]), ONES[:1]))
+    with pytest.raises(BundleError, match="ascend"):
+        first.joined(first)
 
 
 def test_a_branch_skips_the_codes_of_the_other_branch() -> None:

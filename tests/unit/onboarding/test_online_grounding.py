@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from gti_core.bundle.format import Bundle
 from gti_core.bundle.histories import histories_of
 from gti_core.catalog import Item
 from gti_core.data.dataset import ItemText
-from gti_core.errors import ReserveExhaustedError
+from gti_core.errors import GroundingError, ReserveExhaustedError
 from gti_core.lm import SidLM
 from gti_core.onboarding.assets import AssetSizes
 from gti_core.onboarding.contexts import collect_contexts, last_states, log_norms
@@ -152,6 +153,22 @@ def test_the_gate_refuses_and_keeps_the_figures(bundle: Bundle) -> None:
     assert "unlike" in " ".join(proposal.verdicts[0].reasons)
 
 
+def test_another_text_encoder_is_refused(bundle: Bundle) -> None:
+    manifest = bundle.manifest | {"encoder": {"name": "other", "sha256": "0" * 64}}
+    with pytest.raises(GroundingError, match="another text encoder"):
+        OnlineGrounder(replace(bundle, manifest=manifest), bundle.path.parent).load()
+
+
+def test_without_histories_texts_alone_ground_and_judge(bundle: Bundle) -> None:
+    entry = bundle.manifest | {"histories": None, "trained_on": {}}
+    bare = replace(bundle, manifest=entry, digest="1" * 64)
+    made = OnlineGrounder(bare, bundle.path.parent, GrounderOptions(gate=LENIENT), sizes=SIZES)
+    made.load()
+    proposal = made.propose(state_of(bundle), [film(1)], 4, silent)
+    assert proposal.delta is not None
+    assert proposal.figures["probes"] == 0
+
+
 def test_contexts_are_the_states_that_a_plain_pass_gives(bundle: Bundle) -> None:
     lm = bundle_model(bundle, cache_dir=bundle.path.parent)
     sids = [item.sid for item in bundle.catalog]
@@ -171,7 +188,7 @@ def test_contexts_are_the_states_that_a_plain_pass_gives(bundle: Bundle) -> None
 def by_hand(lm: SidLM, prompt: list[int], state: CatalogState, rows: Rows) -> dict[int, float]:
     """Score of every item: plain passes, the last level with the new rows."""
     active = lm.vocabulary.active_mask
-    out = rows.rows_in if rows.rows_out is None else rows.rows_out
+    out = rows.output
     scores = {}
     for row, item in enumerate(state.catalog):
         total = 0.0
@@ -207,11 +224,7 @@ def test_probes_rank_like_scoring_every_item_by_hand(bundle: Bundle) -> None:
     prompts = [bundle.prompt.token_ids([sids[row] for row in past], vocabulary) for past in pasts]
     seen = [frozenset(past) for past in pasts]
     beams = search_prefixes(lm, state.index, prompts, seen, [2, 3], beam_width=16)
-    block = lm.output_rows.detach().numpy().copy()
-    out = rows.rows_in if rows.rows_out is None else rows.rows_out
-    block[number] = out[0]
-    first = vocabulary.offsets[2]
-    ranking = rank_probes(beams, after, block[first : first + vocabulary.sizes[2]], out, 6)
+    ranking = rank_probes(lm, beams, after, 6)
     for place, prompt in enumerate(prompts):
         scores = by_hand(lm, prompt, after, rows)
         for row in seen[place]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from gti_core.bundle.delta import Rows
 from gti_core.catalog import Item, ItemCatalog
 from gti_core.decoding import ConstraintIndex, ScoredRow, exhaustive_search
 from gti_core.types import FloatArray, Sid
@@ -25,7 +26,6 @@ from service.engine.base import (
     EngineDeadError,
     EngineError,
     PromptTooLongError,
-    RowUpdate,
     ServingModel,
 )
 from service.engine.reference import ReferenceEngine, load_causal_lm
@@ -239,9 +239,9 @@ def next_version(model: ServingModel) -> ServingModel:
     return replace(model, catalog=catalog, index=index, vocabulary=vocabulary, version=2)
 
 
-def new_rows(tied: bool, seed: int = 0) -> RowUpdate:
+def new_rows(tied: bool, seed: int = 0) -> Rows:
     blocks = 0.3 * np.random.default_rng(seed).standard_normal((2, 3, 32)).astype(np.float32)
-    return RowUpdate(np.array(NUMBERS), blocks[0], None if tied else blocks[1])
+    return Rows(np.array(NUMBERS), blocks[0], None if tied else blocks[1])
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
@@ -274,7 +274,7 @@ def test_a_swapped_engine_equals_a_freshly_loaded_one(either: ServingModel, tmp_
         engine = ReferenceEngine(either)
         await engine.start()
         before = await engine.decode(old)
-        await engine.publish(second, rows=[rows])
+        await engine.publish(second, rows=rows)
         swapped = [await engine.decode(request) for request in requests]
         assert swapped == fresh
         assert {row.row for row in swapped[0]} >= {12, 13, 14}
@@ -317,7 +317,7 @@ def test_requests_under_way_keep_their_version(
         await asyncio.to_thread(entered.wait, 10)
         queued = asyncio.create_task(engine.decode(request))
         await asyncio.sleep(0)
-        publish = asyncio.create_task(engine.publish(second, rows=[new_rows(tied=False)]))
+        publish = asyncio.create_task(engine.publish(second, rows=new_rows(tied=False)))
         await asyncio.sleep(0)
         assert engine.model is llama_model  # not before the rows are written
         release.set()
@@ -340,17 +340,14 @@ def test_a_publish_that_fails_leaves_the_old_version(llama_model: ServingModel) 
             await engine.publish(second)
         await engine.start()
         before = await engine.decode(request)
-        twice = [new_rows(tied=False)] * 2
-        refused = [([new_rows(tied=True)], "untied and needs"), (twice, "distinct")]
-        for rows, complaint in refused:
-            with pytest.raises(EngineError, match=complaint):
-                await engine.publish(second, rows=rows)
-            assert engine.model is llama_model
-        await engine.publish(second, rows=[new_rows(tied=False)])
+        with pytest.raises(EngineError, match="untied and needs"):
+            await engine.publish(second, rows=new_rows(tied=True))
+        assert engine.model is llama_model
+        await engine.publish(second, rows=new_rows(tied=False))
         await engine.publish(llama_model)
         # What the second version has used is spoken for, also after the way back.
         with pytest.raises(EngineError, match="reached would change"):
-            await engine.publish(second, rows=[new_rows(tied=False, seed=1)])
+            await engine.publish(second, rows=new_rows(tied=False, seed=1))
         assert engine.model is llama_model
         assert await engine.decode(request) == before
         await engine.stop()

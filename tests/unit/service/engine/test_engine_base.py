@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gti_core.vocabulary import SidVocabulary
-from service.engine.base import EngineError, RowUpdate, ServingModel, check_same_weights
-
-ONES = np.ones((2, 3), np.float32)
+from service.engine.base import EngineError, ServingModel, check_same_weights
 
 
 def test_popular_items_are_those_in_service(tiny_model: ServingModel) -> None:
@@ -28,37 +25,6 @@ def test_active_token_ids_are_those_of_the_version(tiny_model: ServingModel) -> 
     assert tiny_model.active_token_ids == [16, 17, 18, 19, 21, 22, 23, 25, 26, 27, 28]
     more = replace(tiny_model, vocabulary=tiny_model.vocabulary.activate(1))
     assert set(more.active_token_ids) - set(tiny_model.active_token_ids) == {24}
-
-
-@pytest.mark.parametrize(
-    ("numbers", "rows_in", "rows_out", "complaint"),
-    [
-        ([0], ONES, None, "1 row numbers"),
-        ([0, 1], ONES[0], None, "2 row numbers"),
-        ([0, 1], ONES, ONES[:, :2], "shape"),
-        ([0, 0], ONES, None, "distinct"),
-        ([0, -1], ONES, None, "0 or more"),
-        ([0, 1], ONES * np.float32(np.nan), None, "not finite"),
-        ([0, 1], ONES, np.full((2, 3), np.inf, np.float32), "not finite"),
-    ],
-)
-def test_rows_that_contradict_themselves_are_refused(numbers, rows_in, rows_out, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        RowUpdate(np.array(numbers), rows_in, rows_out)
-
-
-def test_updates_are_joined_in_order() -> None:
-    first = RowUpdate(np.array([4, 1]), ONES, 2 * ONES)
-    second = RowUpdate(np.array([3]), 3 * ONES[:1], 4 * ONES[:1])
-    both = RowUpdate.joined([first, second])
-    assert both.numbers.tolist() == [4, 1, 3]
-    assert both.rows_in[:, 0].tolist() == [1, 1, 3]
-    assert both.rows_out is not None
-    assert both.rows_out[:, 0].tolist() == [2, 2, 4]
-    with pytest.raises(ValueError, match="others without"):
-        RowUpdate.joined([first, RowUpdate(np.array([3]), ONES[:1])])
-    with pytest.raises(ValueError, match="distinct"):
-        RowUpdate.joined([first, first])
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gti_core.bundle.delta import Rows
 from gti_core.vocabulary import SidVocabulary
-from service.engine.base import RowUpdate
 from service.engine.live_rows import LiveRows
 
 FIRST, WIDTH = 7, 3
@@ -17,10 +17,10 @@ VOCABULARY = SidVocabulary((3, 4), (1, 2), FIRST)
 REACHED = {0, 3, 4}
 
 
-def update(numbers: list[int], seed: int, tied: bool) -> RowUpdate:
+def update(numbers: list[int], seed: int, tied: bool) -> Rows:
     blocks = np.random.default_rng(seed).standard_normal((2, len(numbers), WIDTH))
     blocks = blocks.astype(np.float32)
-    return RowUpdate(np.array(numbers, np.int64), blocks[0], None if tied else blocks[1])
+    return Rows(np.array(numbers, np.int64), blocks[0], None if tied else blocks[1])
 
 
 def matrices(tied: bool, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +75,7 @@ def test_a_changed_output_row_is_refused_before_the_input_row_is_written() -> No
     same_in = embedding[FIRST : FIRST + 2].numpy().copy()
     same_in[1] += 1
     with pytest.raises(ValueError, match="reached"):
-        live.write(RowUpdate(np.array([0, 1]), same_in, np.ones((2, WIDTH), np.float32)))
+        live.write(Rows(np.array([0, 1]), same_in, np.ones((2, WIDTH), np.float32)))
     assert torch.equal(embedding, before)
 
 
@@ -85,13 +85,13 @@ def test_what_does_not_fit_the_model_is_refused() -> None:
     with pytest.raises(ValueError, match="no row 7 among 7"):
         tied.write(update([7], 0, True))
     with pytest.raises(ValueError, match="width 2"):
-        tied.write(RowUpdate(np.array([1]), np.ones((1, 2), np.float32)))
+        tied.write(Rows(np.array([1]), np.ones((1, 2), np.float32)))
     with pytest.raises(ValueError, match="tied and takes no"):
         tied.write(update([1], 0, False))
     with pytest.raises(ValueError, match="untied and needs"):
         untied.write(update([1], 0, True))
     large = np.full((1, WIDTH), 1e6, np.float32)
     with pytest.raises(ValueError, match=r"beyond torch\.float16"):
-        untied.write(RowUpdate(np.array([1]), np.zeros_like(large), large))
+        untied.write(Rows(np.array([1]), np.zeros_like(large), large))
     with pytest.raises(ValueError, match="end at 14"):
         LiveRows(torch.zeros(13, WIDTH), torch.zeros(13, WIDTH), VOCABULARY)

@@ -16,7 +16,7 @@ from gti_core.errors import GtiError
 from gti_core.vocabulary import SidVocabulary
 from service.engine.base import ServingModel
 from service.engine.vllm_beams.snapshot import MOST_SELECTIONS, Snapshot
-from service.engine.vllm_beams.wire import float32_bytes, row_update, write_snapshot
+from service.engine.vllm_beams.wire import float32_bytes, rows_of, write_snapshot
 
 SIZES = (6, 5, 4)
 VOCABULARY = SidVocabulary(SIZES, (5, 4, 3), 100)
@@ -92,7 +92,7 @@ def test_a_version_travels_as_a_file(tmp_path: Path) -> None:
 def test_rows_travel_as_bytes(count, width, tied):
     blocks = np.random.default_rng(count).standard_normal((2, count, width)).astype(np.float32)
     rows_out = None if tied else float32_bytes(blocks[1])
-    got = row_update(list(range(count)), float32_bytes(blocks[0]), rows_out)
+    got = rows_of(list(range(count)), float32_bytes(blocks[0]), rows_out)
     assert got.numbers.tolist() == list(range(count))
     assert np.array_equal(got.rows_in, blocks[0])
     assert (got.rows_out is None) if tied else np.array_equal(got.rows_out, blocks[1])
@@ -100,4 +100,4 @@ def test_rows_travel_as_bytes(count, width, tied):
 
 def test_bytes_that_are_no_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="reshape"):
-        row_update([0, 1], bytes(4 * 3), None)
+        rows_of([0, 1], bytes(4 * 3), None)

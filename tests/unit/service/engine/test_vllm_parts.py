@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gti_core.bundle.delta import Rows
 from gti_core.catalog import Item, ItemCatalog
 from gti_core.decoding import ConstraintIndex
 from gti_core.vocabulary import SidVocabulary
@@ -22,7 +23,6 @@ from service.engine.base import (
     DecodeRequest,
     EngineDeadError,
     EngineError,
-    RowUpdate,
     ServingModel,
 )
 from service.engine.vllm_per_beam import VllmPerBeamEngine, _Query
@@ -187,7 +187,7 @@ def test_a_request_per_beam_normalizes_over_its_own_version(model: ServingModel)
     async def work() -> None:
         engine = StubEngine(model, {100: -1.0, 101: -0.5, 103: -0.25, 104: -2.0})
         with pytest.raises(EngineError, match="new rows need the engine vllm"):
-            await engine.publish(more, rows=[RowUpdate(np.array([5]), np.ones((1, 4), "f4"))])
+            await engine.publish(more, rows=Rows(np.array([5]), np.ones((1, 4), "f4")))
         assert engine.model is model
         await engine.publish(more)
         assert engine.model is more

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_grounder import delta_for
 
-from gti_core.bundle.delta import CatalogState, Delta
+from gti_core.bundle.delta import CatalogState, Delta, Rows
 from gti_core.data.dataset import ItemText
 from service.context import ServingContext
 from service.engine.base import (
     CatalogChange,
     EngineDeadError,
     EngineError,
-    RowUpdate,
     ServingModel,
 )
 from service.engine.fake import FakeEngine
@@ -43,13 +42,13 @@ class SpyEngine(FakeEngine):
         self,
         model: ServingModel,
         *,
-        rows: Sequence[RowUpdate] = (),
+        rows: Rows | None = None,
         change: CatalogChange | None = None,
     ) -> None:
         if model.version in self.refused:
             raise EngineError("no room")
         await super().publish(model, rows=rows, change=change)
-        numbers = [int(number) for update in rows for number in update.numbers]
+        numbers = [] if rows is None else rows.numbers.tolist()
         self.published.append((model.version, numbers, change))
 
 
