@@ -96,14 +96,6 @@ class ItemCatalog:
         sids.flags.writeable = False
         return sids
 
-    @cached_property
-    def by_popularity(self) -> tuple[Item, ...]:
-        """Items, most popular first; equals keep row order. Superseded rows are left out."""
-        rows = self._items
-        if self.superseded:
-            rows = tuple(item for row, item in enumerate(rows) if row not in self.superseded)
-        return tuple(sorted(rows, key=lambda item: -item.popularity))
-
     def get(self, item_id: ItemId) -> Item | None:
         """The item with this id, or None."""
         row = self._row.get(item_id)

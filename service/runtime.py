@@ -217,6 +217,9 @@ class Runtime:
             if self._onboarding is not None:
                 self._report("catching up with the store")
                 await self._onboarding.start(self._engine)
+            # The welcome and the first fallback want it; sorting a large catalogue takes a while.
+            model = self._engine.model
+            await in_daemon_thread(lambda: model.popular)
         except (EngineError, GtiError, OSError) as error:
             self._fail(f"the engine did not start: {error}")
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -249,11 +249,3 @@ def _rows(block: bytes) -> Rows:
         tensors["rows_in"].astype(np.float32),
         None if rows_out is None else rows_out.astype(np.float32),
     )
-
-
-def replay(base: CatalogState, deltas: Sequence[Delta]) -> CatalogState:
-    """The state after a chain of deltas. Raises BundleError as `CatalogState.apply` does."""
-    state = base
-    for delta in deltas:
-        state = state.apply(delta)
-    return state
