@@ -30,7 +30,7 @@ from gti_core.onboarding.gate import GateOptions
 from gti_core.onboarding.grounder import GrounderOptions, OnlineGrounder
 from gti_core.onboarding.probes import ProbeBeams, rank_probes, search_prefixes
 from gti_core.onboarding.start import mapped_rows
-from gti_core.pipeline.evaluate import EvaluateOptions, rank_cases
+from gti_core.pipeline.evaluate import EvaluateOptions, rank_targets
 from gti_core.pipeline.export import export_bundle
 from gti_core.pipeline.finetune import FinetuneOptions, finetune, load_finetuned, model_of
 from gti_core.pipeline.ground import GroundOptions, ground
@@ -72,14 +72,15 @@ def hold_out(data: PreparedData, share: float, seed: int) -> tuple[PreparedData,
     return PreparedData(f"{data.name}-known", items, split), new
 
 
-def train(known: PreparedData, work: Path, cache_dir: Path, steps: int) -> Bundle:
+def train(known: PreparedData, work: Path, cache_dir: Path, steps: int, objective: str) -> Bundle:
     """Tokenize, ground, tune and export; each part once."""
     if not (work / "prepared").is_dir():
         known.save(work / "prepared")
     sizes = TokenizeOptions(sizes=(256, 256, 256), quantizer="rqvae", reserve=(0, 0, 256))
     tokenize(work / "prepared", work / "tokens", sizes)
     grounding = LoopConfig(epochs=2.0, batch_size=32, rows_lr=1e-2)
-    ground(work / "tokens", work / "grounded", GroundOptions(loop=grounding), cache_dir=cache_dir)
+    grounded = GroundOptions(objective=objective, loop=grounding)
+    ground(work / "tokens", work / "grounded", grounded, cache_dir=cache_dir)
     tuning = FinetuneOptions(
         lora=LoraOptions(r=16, alpha=32, dropout=0.0),
         instruction="History:\n",
@@ -190,8 +191,7 @@ def retrained(folder: Path, cases: Sequence[Case], bundle: Bundle, cache_dir: Pa
         for case in cases
     ]
     options = EvaluateOptions(ks=KS, beam_width=BEAM_WIDTH, batch_size=16)
-    rankings = rank_cases(lm, catalog, tuned.prompt, asked, options)
-    return ranks_of_targets(rankings, np.array([catalog.row(case.target) for case in cases]))
+    return rank_targets(lm, catalog, tuned.prompt, asked, options)
 
 
 def row(name: str, ranks: LongArray, new: int) -> JsonDict:
@@ -204,28 +204,25 @@ def row(name: str, ranks: LongArray, new: int) -> JsonDict:
     return found
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point; prints the result and writes it to ``--json``."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.onboarding_quality",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--data", type=Path, required=True, help="folder of gti prepare")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the trained parts")
+def add_options(parser: argparse._ActionsContainer, *, required: bool = True) -> None:
+    """The run's options, ``--json`` excepted."""
+    parser.add_argument("--data", type=Path, required=required, help="folder of gti prepare")
+    parser.add_argument("--work", type=Path, required=required, help="folder for the trained parts")
     parser.add_argument("--retrained", type=Path, help="gti finetune's folder, on all items")
     parser.add_argument("--share", type=float, default=0.05, help="of items held out")
     parser.add_argument("--steps", type=int, default=528, help="of fine-tuning")
+    parser.add_argument("--objective", default="nll", help="of grounding the old items")
     parser.add_argument("--old", type=int, default=2000, help="test events with an old target")
     parser.add_argument("--ridge", type=float, help="of grounding; default: the product's")
-    parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--cache-dir", type=Path, default=Path(".gti/cache"))
-    options = parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace) -> JsonDict:
+    """Train what is missing, and judge every way; the result as JSON."""
     quiet_libraries()
-    load = load_average()
     data = PreparedData.load(options.data)
     known, new = hold_out(data, options.share, seed=0)
-    bundle = train(known, options.work, options.cache_dir, options.steps)
+    bundle = train(known, options.work, options.cache_dir, options.steps, options.objective)
     arrivals = [item for item in data.items if item.item_id in new]
 
     defaults = GrounderOptions(gate=OPEN_GATE)
@@ -285,19 +282,29 @@ def main(arguments: list[str] | None = None) -> None:
             metrics_of_ranks(grounded[count:], KS)["recall@10"], unharmed["recall@10"]
         ),
     }
-    publish(
-        "onboarding_quality",
-        arguments,
-        options.json,
-        load,
-        items={"old": len(known.items), "new": len(arrivals)},
-        events={"new": count, "old": len(old_cases)},
-        old_before={name: round(value, 4) for name, value in means(unharmed).items()},
-        ground_s=round(seconds, 1),
-        ridge=ridge,
-        rows=[row(name, found, count) for name, found in ranks.items()],
-        differences={name: asdict(value) for name, value in differences.items()},
+    return {
+        "items": {"old": len(known.items), "new": len(arrivals)},
+        "events": {"new": count, "old": len(old_cases)},
+        "old_before": {name: round(value, 4) for name, value in means(unharmed).items()},
+        "ground_s": round(seconds, 1),
+        "ridge": ridge,
+        "rows": [row(name, found, count) for name, found in ranks.items()],
+        "differences": {name: asdict(value) for name, value in differences.items()},
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point; prints the result and writes it to ``--json``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.onboarding_quality",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_options(parser)
+    parser.add_argument("--json", type=Path, help="file for the result")
+    options = parser.parse_args(arguments)
+    load = load_average()
+    publish("onboarding_quality", arguments, options.json, load, **measure(options))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ def compare(
         str | None,
         typer.Option(
             help="Arms, with commas, of popularity, item-knn, item-knn-recency, sasrec, mean, "
-            "random, text-mean, lc-rec, gti-nll, gti-regression, gti-both, gti-multitask; "
-            "default: the paper's table."
+            "random, text-mean, lc-rec, gti-nll, gti-regression, gti-whitened, gti-both, "
+            "gti-multitask; default: the paper's table."
         ),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "0",

@@ -134,7 +134,7 @@ def ground(
     init: Annotated[str, typer.Option(help="mean, random or text-mean.")] = "mean",
     objective: Annotated[
         str,
-        typer.Option(help="nll, regression, regression+nll, or none for the bare start."),
+        typer.Option(help="nll, regression, whitened, regression+nll, or none for the bare start."),
     ] = "nll",
     epochs: Annotated[float, typer.Option(help="Passes over two pairs per item.")] = 2.0,
     batch_size: Annotated[int, typer.Option(help="Pairs per step.")] = 32,
@@ -301,7 +301,7 @@ def demo(
         Path | None, typer.Option("--output", "-o", help="The bundle; default WORK/bundle.")
     ] = None,
     ground_epochs: Annotated[float, typer.Option(help="As in gti ground.")] = 2.0,
-    epochs: Annotated[float, typer.Option(help="As in gti finetune.")] = 2.6,
+    epochs: Annotated[float, typer.Option(help="As in gti finetune.")] = 2.5,
     data_dir: CacheDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Train the demo bundle from nothing (hours)."""
@@ -309,7 +309,15 @@ def demo(
         prepare(work / "prepared", dataset="movielens-100k")
     tokenize(work / "prepared", work / "tokens")
     ground(work / "tokens", work / "grounded", epochs=ground_epochs, data_dir=data_dir)
-    finetune(work / "grounded", work / "tuned", epochs=epochs, data_dir=data_dir)
+    # Texts are among the tasks, so that a new item's own text can be asked for it.
+    finetune(
+        work / "grounded",
+        work / "tuned",
+        epochs=epochs,
+        rows_lr=3e-3,
+        tasks="next,align,search",
+        data_dir=data_dir,
+    )
     export(
         work / "tuned",
         output or work / "bundle",

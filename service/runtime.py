@@ -212,6 +212,9 @@ class Runtime:
             if self.context.search is not None and self._load_encoder is not None:
                 self._report("loading the tokenizer")
                 encoder = await in_daemon_thread(self._load_encoder)
+            if self._onboarding is not None:
+                # It has much to load too, and the backbone lies in the cache by now.
+                self._onboarding.start_worker()
             self._report(f"starting the {self._engine.name} engine")
             await self._engine.start()
             if self._onboarding is not None:
@@ -235,8 +238,6 @@ class Runtime:
             self.served.version,
             len(self.served.catalog),
         )
-        if self._onboarding is not None:
-            self._onboarding.start_worker()
         try:
             self._on_ready()
         except OSError:

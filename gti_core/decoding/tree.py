@@ -55,7 +55,8 @@ def run_tree(
     Args:
         lm: the model, in eval mode; no attention window below `columns_needed`.
         prompts: B prompts of token ids below V + S, none empty; lengths may differ.
-        searches: B fresh searches, none done; advanced in place.
+        searches: B fresh searches, none done, which go from level to level together; advanced in
+            place. A search may begin again at the first level, and may end early.
         on_states: called for every search before each of its levels.
     """
     lengths = torch.tensor([len(prompt) for prompt in prompts])
@@ -76,20 +77,31 @@ def run_tree(
     start = width
     while True:
         for row, search in enumerate(searches):
+            if search.done:
+                continue
             if on_states is not None:
                 on_states(row, states[row, : len(search.frontier)])
             search.advance(logprobs[row, : len(search.frontier)])
-            columns[row] = columns[row][search.parents]
-        if searches[0].done:
+            # A prefix of one code descends from the prompt alone.
+            columns[row] = (
+                columns[row][search.parents]
+                if search.level > 1
+                else torch.empty(len(search.frontier), 0, dtype=torch.int64)
+            )
+        live = [search for search in searches if not search.done]
+        if not live:
             return
-        level = searches[0].level
-        count = max(len(search.frontier) for search in searches)
+        level = live[0].level
+        count = max(len(search.frontier) for search in live)
         ids = torch.zeros(len(searches), count, dtype=torch.int64)
         sees = torch.zeros(len(searches), count, start + count, dtype=torch.bool)
         sees[:, :, :width] = real[:, None, :]
+        # An unused place sees itself, so that no row of the softmax is empty.
         own = torch.arange(count)
         sees[:, own, start + own] = True
         for row, search in enumerate(searches):
+            if search.done:
+                continue
             beams = len(search.frontier)
             ids[row, :beams] = torch.tensor(
                 [lm.vocabulary.token_id(level - 1, beam.prefix[-1]) for beam in search.frontier]

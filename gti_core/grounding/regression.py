@@ -12,6 +12,9 @@ so it is solved exactly and takes milliseconds; encoding the texts once is the w
 Hidden states and embedding rows have different scales. A row starts at the mean text row, and each
 level's deviations are scaled to the text rows' own root mean square deviation, so that grounded
 rows are as far apart as words are.
+
+A causal LM's hidden states lie mostly in a few directions (Ethayarajh, EMNLP 2019), and rows fitted
+to them inherit that. Whitening them in part evens the spectrum out and keeps who is near whom.
 """
 
 from __future__ import annotations
@@ -28,6 +31,10 @@ from gti_core.vocabulary import SidVocabulary
 
 RIDGE = 1.0
 """Weight of |delta|^2: a code of one item keeps half of that item's deviation."""
+
+WHITENING = 0.65
+"""Power taken off the singular values by objective "whitened": 0 leaves rows as they are, 1 makes
+them orthogonal and forgets the texts. See docs/results.md for what lies between."""
 
 
 @torch.no_grad()
@@ -79,6 +86,7 @@ def regression_rows(
     text_rows: Tensor,
     *,
     ridge: float = RIDGE,
+    whitening: float = 0.0,
 ) -> Tensor:
     """Rows fitted to text vectors; see the module's text.
 
@@ -88,6 +96,8 @@ def regression_rows(
         vocabulary: SID vocabulary.
         text_rows: the backbone's matrix whose scale the rows take, shape [V, D].
         ridge: weight of |delta|^2, above 0.
+        whitening: p between 0 and 1; singular values s of the deviations of the rows in use become
+            s ** (1 - p), all levels together, at the same root mean square.
 
     Returns:
         shape [S, D], float32. Rows of codes that no item uses, reserved ones among them, are the
@@ -108,5 +118,20 @@ def regression_rows(
         size = delta[used].pow(2).mean().sqrt()
         if float(size) > 0.0:
             delta[used] *= spread / size
+    if whitening > 0.0:
+        used = torch.unique(rows)
+        delta[used] = _whitened(delta[used], whitening)
     grounded: Tensor = mean + delta
     return grounded
+
+
+def _whitened(delta: Tensor, power: float) -> Tensor:
+    """Deviations [n, D] with their singular values raised to 1 - power, at the same scale."""
+    left, values, right = torch.linalg.svd(delta.double(), full_matrices=False)
+    # Directions that hold rounding only must stay empty.
+    kept = values > values.max() * 1e-6
+    spread = delta.double().pow(2).mean().sqrt()
+    values = torch.where(kept, values.clamp_min(1e-300) ** (1.0 - power), torch.zeros_like(values))
+    flat: Tensor = (left * values) @ right
+    flat *= spread / flat.pow(2).mean().sqrt().clamp_min(1e-300)
+    return flat.float()

@@ -21,14 +21,14 @@ from gti_core.bundle.histories import Histories
 from gti_core.catalog import Item
 from gti_core.files import write_safetensors
 from gti_core.lm import SidLM
-from gti_core.onboarding.contexts import Contexts, collect_contexts
+from gti_core.onboarding.contexts import WINDOW, Contexts, collect_contexts
 from gti_core.onboarding.probes import ProbeBeams, search_prefixes
 from gti_core.quantizer.encoder import TextEncoder, item_text
 from gti_core.types import FloatArray
 
 log = logging.getLogger(__name__)
 
-FORMAT = "gti-onboarding/2"
+FORMAT = "gti-onboarding/3"
 Say = Callable[[str], None]
 
 
@@ -42,7 +42,7 @@ class AssetSizes:
         beam_width: prefixes per probe.
     """
 
-    events: int = 8192
+    events: int = 4096
     probes: int = 256
     beam_width: int = 20
 
@@ -102,10 +102,11 @@ def load_assets(
     say("searching for the probes")
     cases = histories.probes[: sizes.probes]
     pasts = [[catalog.row(name) for name in case.history] for case in cases]
+    prompts = [[sids[row] for row in past[-WINDOW:]] for past in pasts]
     probes = search_prefixes(
         lm,
         state.index,
-        [bundle.prompt.token_ids([sids[row] for row in past], lm.vocabulary) for past in pasts],
+        [bundle.prompt.token_ids(prompt, lm.vocabulary) for prompt in prompts],
         [frozenset(past) for past in pasts],
         [catalog.row(case.target) for case in cases],
         beam_width=sizes.beam_width,

@@ -97,6 +97,7 @@ class OnlineGrounder:
         """Load model, encoder and assets. See `Grounder.load`."""
         from gti_core.backbone import backbone_digest, resolve_backbone
         from gti_core.lm import load_tokenizer
+        from gti_core.machine import all_cores
         from gti_core.onboarding.assets import AssetSizes, load_assets
         from gti_core.pipeline.load import bundle_model
         from gti_core.quantizer.encoder import TextEncoder, find_demo_encoder
@@ -114,15 +115,17 @@ class OnlineGrounder:
         self._lm.requires_grad_(False)
         backbone = resolve_backbone(bundle.manifest["backbone"], self._cache_dir)
         self._tokenizer = load_tokenizer(backbone)
-        self._assets = load_assets(
-            bundle,
-            self._lm,
-            self._encoder,
-            histories_of(bundle),
-            self._cache_dir,
-            self._sizes or AssetSizes(),
-            self._ability,
-        )
+        # Once per bundle, and jobs wait for it: every core helps, whatever grounding may use.
+        with all_cores():
+            self._assets = load_assets(
+                bundle,
+                self._lm,
+                self._encoder,
+                histories_of(bundle),
+                self._cache_dir,
+                self._sizes or AssetSizes(),
+                self._ability,
+            )
         ability = self._assets.ability
         self._by_text = ability >= self._options.gate.least_ability
         log.info(
@@ -269,14 +272,19 @@ class OnlineGrounder:
 
     def _texts(self, item: Item) -> list[list[int]]:
         """Prompts made of an item's own text, as token ids."""
-        from gti_core.grounding.corpus import TO_SID, GroundingCorpus, families_of
+        from gti_core.grounding.corpus import (
+            TO_SID,
+            GroundingCorpus,
+            description_of,
+            families_of,
+        )
         from gti_core.lm import encode_text
         from gti_core.text import clean_text
 
         search = self._bundle.search
         prompts: list[list[int]] = []
         if search is not None:
-            for text in (item.title, f"{item.title} {item.description}"):
+            for text in (item.title, f"{item.title} {description_of(item)}"):
                 cleaned = clean_text(text, 500)
                 if cleaned:
                     prompts.append(search.token_ids(encode_text(self._tokenizer, cleaned)))

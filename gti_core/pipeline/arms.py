@@ -40,6 +40,7 @@ LM_ARMS = {
         Arm("lc-rec", "LC-Rec: mean initialization + multi-task SFT", "mean", "none", MULTITASK),
         Arm("gti-nll", "GTI (nll) + SFT", "mean", "nll", NEXT),
         Arm("gti-regression", "GTI (regression) + SFT", "mean", "regression", NEXT),
+        Arm("gti-whitened", "GTI (regression, whitened) + SFT", "mean", "whitened", NEXT),
         Arm("gti-both", "GTI (regression, then nll) + SFT", "mean", "regression+nll", NEXT),
         Arm("gti-multitask", "GTI (nll) + multi-task SFT", "mean", "nll", MULTITASK),
     )

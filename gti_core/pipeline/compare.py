@@ -20,7 +20,7 @@ from gti_core.files import read_json, write_json
 from gti_core.machine import machine
 from gti_core.pipeline.arms import LM_ARMS, PAPER_ARMS, SEEDED, Arm, check_arms, title_of
 from gti_core.pipeline.baselines import fit_baseline
-from gti_core.pipeline.evaluate import EvaluateOptions, rank_cases
+from gti_core.pipeline.evaluate import EvaluateOptions, rank_targets
 from gti_core.pipeline.finetune import FinetuneOptions, finetune, load_finetuned, model_of
 from gti_core.pipeline.ground import GroundOptions, ground
 from gti_core.pipeline.stage import Stage, identity_of
@@ -188,8 +188,8 @@ class Comparison:
         kept = self._kept(arm.name, seed, tuned.identity)
         if kept is None:
             began = time.monotonic()
-            rankings = self._rank(tuned, name)
-            kept = self._keep(arm.name, seed, tuned.identity, rankings, time.monotonic() - began)
+            ranks = self._rank(tuned, name)
+            kept = self._keep(arm.name, seed, tuned.identity, ranks, time.monotonic() - began)
         ground_figures, figures = grounded.figures, tuned.figures
         return {
             **self._row(arm.name, seed, kept),
@@ -205,6 +205,8 @@ class Comparison:
         }
 
     def _base(self, arm: str, seed: int) -> JsonDict:
+        from gti_core.evaluation.metrics import ranks_of_targets
+
         prepared, model = self.tokens.prepared, self.tokens.stage.identity
         if arm == "sasrec":
             from gti_core.evaluation.sasrec import SasRecConfig
@@ -219,8 +221,9 @@ class Comparison:
             histories = [[rows[i] for i in case.history] for case in self.cases]
             # The catalogue and the prepared data list items in one order.
             rankings = ranker.rank(histories, max(evaluate.ks), evaluate.exclude_seen)
+            ranks = ranks_of_targets(rankings, self._targets)
             kept = self._keep(
-                arm, seed, model, rankings, time.monotonic() - fitted, train_s=fitted - began
+                arm, seed, model, ranks, time.monotonic() - fitted, train_s=fitted - began
             )
         row = self._row(arm, seed, kept)
         return {**row, "train_s": kept["train_s"], "ground_s": 0.0, "ranks": kept["ranks"]}
@@ -236,7 +239,7 @@ class Comparison:
             if self._progress is not None:
                 self._progress(f"{name} rank", done, total, None)
 
-        return rank_cases(
+        return rank_targets(
             lm, self.tokens.catalog, finetuned.prompt, self.cases, self.options.evaluate, report
         )
 
@@ -273,13 +276,11 @@ class Comparison:
         arm: str,
         seed: int,
         model: str,
-        rankings: LongArray,
+        ranks: LongArray,
         decode_s: float,
         *,
         train_s: float = 0.0,
     ) -> JsonDict:
-        from gti_core.evaluation.metrics import ranks_of_targets
-
         kept: JsonDict = {
             "format": RANKS_FORMAT,
             "identity": self._identity(arm, seed, model),
@@ -287,7 +288,7 @@ class Comparison:
             "seed": seed,
             "decode_s": round(decode_s, 1),
             "train_s": round(train_s, 1),
-            "ranks": ranks_of_targets(rankings, self._targets).tolist(),
+            "ranks": ranks.tolist(),
         }
         write_json(self._ranks_file(arm, seed), kept, indent=None)
         return kept

@@ -8,7 +8,7 @@ not only the part that fits the prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,12 +19,14 @@ from gti_core.catalog import ItemCatalog
 from gti_core.data.prepared import PreparedData
 from gti_core.data.splits import EvalCase
 from gti_core.decoding.beam import BeamSearch
-from gti_core.decoding.constraint import ConstraintIndex
+from gti_core.decoding.constraint import Admissible, ConstraintIndex
+from gti_core.decoding.target import TargetSearch
 from gti_core.errors import PipelineError
 from gti_core.files import write_json
 from gti_core.pipeline.baselines import fit_baseline
 from gti_core.prompts import AppendOnlyPrompt
 from gti_core.types import JsonDict, LongArray
+from gti_core.vocabulary import SidVocabulary
 
 if TYPE_CHECKING:
     from gti_core.lm import SidLM
@@ -80,31 +82,106 @@ def rank_cases(
     """Catalogue rows that the model recommends for each case, shape [B, max(ks)], -1 padded."""
     from gti_core.decoding.cached import run_searches
 
-    index = ConstraintIndex(catalog.sids)
-    vocabulary = lm.vocabulary
+    asked = _Asked(lm, catalog, prompt, cases, options)
     k = max(options.ks)
     rankings = np.full((len(cases), k), -1, dtype=np.int64)
-    prompts = [
-        prompt.token_ids([catalog.items[catalog.row(i)].sid for i in case.history], vocabulary)
-        for case in cases
-    ]
-    # Prompts of one length share a batch: less padding.
-    order = sorted(range(len(cases)), key=lambda number: len(prompts[number]))
-    for start in range(0, len(order), options.batch_size):
-        batch = order[start : start + options.batch_size]
-        searches = []
-        for number in batch:
-            seen = {catalog.row(i) for i in cases[number].history} if options.exclude_seen else ()
-            searches.append(
-                BeamSearch(index, vocabulary, index.admissible(seen), options.beam_width)
-            )
-        run_searches(lm, [prompts[number] for number in batch], searches)
-        for number, search in zip(batch, searches, strict=True):
+    for numbers, prompts in asked.batches(progress):
+        searches = [BeamSearch(*asked.beams(number)) for number in numbers]
+        run_searches(lm, prompts, searches)
+        for number, search in zip(numbers, searches, strict=True):
             rows = [found.row for found in search.results(k)]
             rankings[number, : len(rows)] = rows
-        if progress is not None:
-            progress("decode", min(start + len(batch), len(order)), len(order))
     return rankings
+
+
+def rank_targets(
+    lm: SidLM,
+    catalog: ItemCatalog,
+    prompt: AppendOnlyPrompt,
+    cases: Sequence[EvalCase],
+    options: EvaluateOptions,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> LongArray:
+    """Rank of each case's target in the list of `rank_cases`, 0 where it is not in it, shape [B].
+
+    Takes about half the time: what can't stand above the target is not computed
+    (`gti_core.decoding.target`). Equal to the whole search but for rounding.
+    """
+    from gti_core.decoding.cached import run_searches
+    from gti_core.evaluation.metrics import ranks_of_targets
+
+    asked = _Asked(lm, catalog, prompt, cases, options)
+    targets = [catalog.row(case.target) for case in cases]
+    if asked.needs_copies():
+        rankings = rank_cases(lm, catalog, prompt, cases, options, progress)
+        return ranks_of_targets(rankings, np.array(targets, dtype=np.int64))
+    ranks = np.zeros(len(cases), dtype=np.int64)
+    for numbers, prompts in asked.batches(progress):
+        searches = [
+            TargetSearch(*asked.beams(number), catalog.items[targets[number]].sid)
+            for number in numbers
+        ]
+        run_searches(lm, prompts, searches)
+        ranks[numbers] = [search.rank for search in searches]
+    ranks[ranks > max(options.ks)] = 0
+    return ranks
+
+
+class _Asked:
+    """What the cases are asked with: prompts, batches, what may come back."""
+
+    def __init__(
+        self,
+        lm: SidLM,
+        catalog: ItemCatalog,
+        prompt: AppendOnlyPrompt,
+        cases: Sequence[EvalCase],
+        options: EvaluateOptions,
+    ) -> None:
+        self._lm = lm
+        self._catalog = catalog
+        self._cases = cases
+        self._options = options
+        self._index = ConstraintIndex(catalog.sids)
+        self._prompts = [
+            prompt.token_ids(
+                [catalog.items[catalog.row(i)].sid for i in case.history], lm.vocabulary
+            )
+            for case in cases
+        ]
+
+    def batches(
+        self, progress: Callable[[str, int, int], None] | None
+    ) -> Iterator[tuple[list[int], list[list[int]]]]:
+        """Numbers of cases and their prompts."""
+        # Prompts of one length share a batch: less padding.
+        order = sorted(range(len(self._prompts)), key=lambda number: len(self._prompts[number]))
+        size = self._options.batch_size
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            yield batch, [self._prompts[number] for number in batch]
+            if progress is not None:
+                progress("decode", start + len(batch), len(order))
+
+    def beams(self, number: int) -> tuple[ConstraintIndex, SidVocabulary, Admissible, int]:
+        """The arguments of a case's search."""
+        catalog, case = self._catalog, self._cases[number]
+        seen = {catalog.row(i) for i in case.history} if self._options.exclude_seen else ()
+        return (
+            self._index,
+            self._lm.vocabulary,
+            self._index.admissible(seen),
+            self._options.beam_width,
+        )
+
+    def needs_copies(self) -> bool:
+        """Whether the attention is too narrow for beams that share their prompt's cache."""
+        from gti_core.decoding.tree import attention_window
+
+        window = attention_window(self._lm.backbone)
+        longest = max((len(prompt) for prompt in self._prompts), default=0)
+        beams = (self._lm.vocabulary.levels - 1) * (self._options.beam_width + 1)
+        return window is not None and longest + beams > window
 
 
 def evaluate(
@@ -123,7 +200,12 @@ def evaluate(
         {"dataset", "split", "cases", "seen_excluded", "beam_width", "rows": [{"arm",
         "recall@5", ...}], "intervals": [...]}; also written to ``output`` as JSON when given.
     """
-    from gti_core.evaluation.metrics import means, paired_bootstrap, per_case_metrics
+    from gti_core.evaluation.metrics import (
+        means,
+        metrics_of_ranks,
+        paired_bootstrap,
+        ranks_of_targets,
+    )
 
     cases = list(prepared.split.test if options.split == "test" else prepared.split.valid)
     if options.limit:
@@ -135,12 +217,13 @@ def evaluate(
     targets = np.array([catalog.row(case.target) for case in cases], dtype=np.int64)
     histories = [[catalog.row(i) for i in case.history] for case in cases]
     began = time.monotonic()
-    rankings = {"gti": rank_cases(lm, catalog, prompt, cases, options, progress)}
+    ranks = {"gti": rank_targets(lm, catalog, prompt, cases, options, progress)}
     seconds = time.monotonic() - began
     for name, shown in SHOWN_BASELINES.items():
         ranker = fit_baseline(name, prepared)
-        rankings[shown] = ranker.rank(histories, max(options.ks), options.exclude_seen)
-    values = {name: per_case_metrics(r, targets, options.ks) for name, r in rankings.items()}
+        rankings = ranker.rank(histories, max(options.ks), options.exclude_seen)
+        ranks[shown] = ranks_of_targets(rankings, targets)
+    values = {name: metrics_of_ranks(r, options.ks) for name, r in ranks.items()}
     intervals = []
     for metric in (f"recall@{max(options.ks[:2])}", f"ndcg@{max(options.ks[:2])}"):
         for name in values:

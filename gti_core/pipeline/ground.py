@@ -2,8 +2,8 @@
 
 Only the S new rows are trained. Objective "nll" is the paper's grounding stage: negative
 log-likelihood of the answer tokens over pairs (text, SID) in both directions. Objective
-"regression" fits the rows to encoded texts (`gti_core.grounding.regression`); "regression+nll"
-starts the paper's stage from there.
+"regression" fits the rows to encoded texts (`gti_core.grounding.regression`), "whitened" evens out
+their spectrum too; "regression+nll" starts the paper's stage from the regression.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 KIND = "ground"
 INITIALIZATIONS = ("mean", "random", "text-mean")
-OBJECTIVES = ("nll", "regression", "regression+nll", "none")
+OBJECTIVES = ("nll", "regression", "whitened", "regression+nll", "none")
+FITTED = frozenset({"regression", "whitened", "regression+nll"})
+"""Objectives that start from rows fitted to encoded texts."""
 DTYPES = ("bfloat16", "float32")
 
 
@@ -143,11 +145,14 @@ class _Start:
     def rows(self, matrix: Tensor, seed: int) -> Tensor:
         """Rows at the scale of a matrix of the backbone, shape [S, D], float32."""
         from gti_core.grounding.initialize import mean_rows, random_rows, text_mean_rows
-        from gti_core.grounding.regression import regression_rows
+        from gti_core.grounding.regression import WHITENING, regression_rows
 
         count, catalog = self._vocabulary.rows, self._tokens.catalog
-        if self._options.objective.startswith("regression"):
-            return regression_rows(self._vectors, catalog.sids, self._vocabulary, matrix)
+        if self._options.objective in FITTED:
+            whitening = WHITENING if self._options.objective == "whitened" else 0.0
+            return regression_rows(
+                self._vectors, catalog.sids, self._vocabulary, matrix, whitening=whitening
+            )
         match self._options.initialization:
             case "mean":
                 return mean_rows(matrix, count)

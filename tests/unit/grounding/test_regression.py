@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gti_core.errors import DataError
+from gti_core.grounding.diagnostics import effective_rank
 from gti_core.grounding.initialize import text_mean_rows
-from gti_core.grounding.regression import regression_rows, text_vectors
+from gti_core.grounding.regression import WHITENING, regression_rows, text_vectors
 from gti_core.lm import encode_text
 from gti_core.testing import FAMILIES, tiny_model, tiny_tokenizer
 from gti_core.vocabulary import SidVocabulary
@@ -58,6 +59,36 @@ def test_unused_and_reserved_rows_stay_at_the_mean():
 def test_equal_texts_leave_every_row_at_the_mean():
     vocabulary = SidVocabulary((2, 2), (2, 2), 50)
     fitted = regression_rows(torch.ones(4, 6), grid((2, 2)), vocabulary, TEXT_ROWS)
+    assert torch.allclose(fitted, TEXT_ROWS.mean(dim=0).expand(4, 6))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10_000), st.floats(0.1, 0.9))
+def test_whitening_evens_the_spectrum_out_and_changes_nothing_else(seed, power):
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = SidVocabulary((3, 5), (3, 4), 50)
+    sids = grid((3, 4))[:11]
+    vectors = torch.randn(11, 6, generator=generator) * torch.tensor([9.0, 3, 1, 0.5, 0.2, 0.1])
+    mean = TEXT_ROWS.mean(dim=0)
+    plain = regression_rows(vectors, sids, vocabulary, TEXT_ROWS) - mean
+    white = regression_rows(vectors, sids, vocabulary, TEXT_ROWS, whitening=power) - mean
+    before, after = torch.linalg.svdvals(plain.double()), torch.linalg.svdvals(white.double())
+    kept = before > before[0] * 1e-5
+    expected = before[kept] ** (1 - power)
+    assert torch.allclose(after[kept] / after[0], expected / expected[0], rtol=1e-3)
+    assert torch.allclose(white.norm(), plain.norm(), rtol=1e-4)
+    assert effective_rank(white) > effective_rank(plain)
+    # Directions stay: the same subspace, and the row that no item uses at the mean.
+    assert torch.allclose(white[-1], torch.zeros(6), atol=1e-5)
+    inside = torch.linalg.pinv(plain.double(), rtol=1e-5) @ plain.double()
+    assert torch.allclose(white.double() @ inside, white.double(), atol=1e-4)
+
+
+def test_whitening_leaves_collapsed_rows_alone():
+    vocabulary = SidVocabulary((2, 2), (2, 2), 50)
+    fitted = regression_rows(
+        torch.ones(4, 6), grid((2, 2)), vocabulary, TEXT_ROWS, whitening=WHITENING
+    )
     assert torch.allclose(fitted, TEXT_ROWS.mean(dim=0).expand(4, 6))
 
 

@@ -93,6 +93,7 @@ def test_arms_share_groundings_and_differ_in_tasks(ran):
         "grounded-text-mean-none-s0",
         "grounded-mean-nll-s0",
         "grounded-mean-regression-s0",
+        "grounded-mean-whitened-s0",
         "grounded-mean-regression+nll-s0",
     }
     vanilla = load_finetuned(output / "tuned-mean-s0").stage
@@ -109,7 +110,7 @@ def test_what_is_done_is_not_done_again(ran, tokens, backbone, monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("ranked again")
 
-    monkeypatch.setattr("gti_core.pipeline.compare.rank_cases", fail)
+    monkeypatch.setattr("gti_core.pipeline.compare.rank_targets", fail)
     again = Comparison(tokens, output, OPTIONS, cache_dir=output, backbone=backbone).run()
     assert [row["arm"] for row in again] == list(OPTIONS.arms)
     assert before == {path: path.stat().st_mtime_ns for path in output.glob("*/*")}
