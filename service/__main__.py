@@ -123,7 +123,7 @@ def encoder_loader(settings: Settings, bundle: Bundle) -> LoadEncoder | None:
 
 def onboarding(settings: Settings, bundle: Bundle, context: ServingContext) -> Onboarding:
     """Versions and jobs as the settings say. Raises StoreError."""
-    store = open_store(settings.store_url, bundle)
+    store = open_store(settings.store_url, bundle, restore=True)
     wanted = settings.grounding_worker
     if wanted is None:
         wanted = settings.engine != "fake" and "encoder" in bundle.manifest

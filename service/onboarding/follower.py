@@ -57,6 +57,7 @@ class Follower:
         self._refusals: dict[int, str] = {}
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
+        self._copy_due = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -131,6 +132,7 @@ class Follower:
         if head.publishing or self._marked != number:
             await asyncio.to_thread(self._store.versions.mark_served, number)
             self._marked = number
+            self._copy_due = True
         return True
 
     async def _turn_back(self, number: int, error: Exception) -> None:
@@ -150,6 +152,8 @@ class Follower:
                 await asyncio.to_thread(self._store.jobs.expire)
                 await self.sync()
                 broken = False
+                if self._copy_due and await asyncio.to_thread(self._store.keep_copy):
+                    self._copy_due = False
             except EngineDeadError:
                 return  # the runtime sees it too and ends the service
             except StoreError as error:

@@ -27,9 +27,9 @@ def worker_name() -> str:
     return f"{socket.gethostname()[:80]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
-def open_store(url: str, bundle: Bundle) -> Store:
-    """The store of a bundle. Raises StoreError."""
-    return Store(url, bundle.name, bundle.digest, bundle.vocabulary)
+def open_store(url: str, bundle: Bundle, *, restore: bool = False) -> Store:
+    """The store of a bundle; ``restore`` as in `Store`. Raises StoreError."""
+    return Store(url, bundle.name, bundle.digest, bundle.vocabulary, restore=restore)
 
 
 def work(

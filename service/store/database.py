@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +14,13 @@ from sqlalchemy import Column, Float, ForeignKey, Integer, LargeBinary, String, 
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
-from service.store.errors import StoreError
+from service.store.errors import DamagedStoreError, StoreError
 
 FORMAT = "gti-store/1"
 BUSY_TIMEOUT_S = 10
+
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_RESTORE = "restore it from a backup, or move it away to begin with the bundle alone"
 
 METADATA = sa.MetaData()
 
@@ -123,6 +128,8 @@ class Database:
         self._sqlite = parsed.get_backend_name() == "sqlite"
         self.name = parsed.database if self._sqlite else parsed.render_as_string()
         """The store's name in messages, without a password."""
+        self.file = Path(parsed.database) if self._sqlite and parsed.database else None
+        """The SQLite file; None for other databases."""
         try:
             self._engine = sa.create_engine(
                 parsed,
@@ -159,20 +166,26 @@ class Database:
         """Make the tables where there are none.
 
         Raises:
-            StoreError: a damaged file, or one that another program wrote.
+            DamagedStoreError: a file that is no database, or a damaged one.
+            StoreError: a database that another program wrote.
         """
         if self._sqlite:
             with self.read() as connection:
                 verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
             if verdict != "ok":
-                raise StoreError(f"{self.name} is damaged ({verdict}): restore it from a backup")
+                raise DamagedStoreError(f"{self.name} is damaged ({verdict}): {_RESTORE}")
         with self.write(lock=False) as connection:
             names = set(sa.inspect(connection).get_table_names())
-            if head.name in names and {table.name for table in METADATA.sorted_tables} <= names:
-                return
-            if self._sqlite and names:
-                raise StoreError(f"{self.name} is a database of another program: choose another")
-            METADATA.create_all(connection)
+            if not {table.name for table in METADATA.sorted_tables} <= names:
+                if self._sqlite and names:
+                    raise StoreError(
+                        f"{self.name} is a database of another program: choose another"
+                    )
+                METADATA.create_all(connection)
+        if self._sqlite:
+            # Kept in the file, so it is set once it is known whose file that is.
+            with self._translated(), contextlib.closing(self._engine.raw_connection()) as raw:
+                raw.cursor().execute("PRAGMA journal_mode=WAL")
 
     def close(self) -> None:
         """Close every connection."""
@@ -183,6 +196,8 @@ class Database:
         try:
             yield
         except DBAPIError as error:
+            if getattr(error.orig, "sqlite_errorcode", None) in _DAMAGED:
+                raise DamagedStoreError(f"{self.name}: {error.orig}: {_RESTORE}") from error
             raise StoreError(f"{self.name}: {error.orig}") from error
         except SQLAlchemyError as error:
             raise StoreError(f"{self.name}: {error}") from error
@@ -199,7 +214,6 @@ def _set_up_sqlite(connection: sa.engine.interfaces.DBAPIConnection, _: object) 
     cursor = connection.cursor()
     for pragma in (
         f"busy_timeout={BUSY_TIMEOUT_S * 1000}",
-        "journal_mode=WAL",
         "synchronous=FULL",
         "foreign_keys=ON",
     ):

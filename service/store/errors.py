@@ -4,6 +4,7 @@
 
     GtiError
     ├── StoreError                 it can't be read or written, or belongs to something else
+    │   └── DamagedStoreError      its file is truncated, overwritten, no database
     └── RefusedError               it won't do what was asked; the message is for the client
         ├── UnknownItemError
         ├── ItemConflictError
@@ -27,6 +28,10 @@ class StoreError(GtiError):
     """The store can't be used: not reachable, damaged, foreign, or of another bundle."""
 
     code: ClassVar[str] = "store_unavailable"
+
+
+class DamagedStoreError(StoreError):
+    """The store's file is no database, or a damaged one."""
 
 
 class RefusedError(GtiError):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from gti_core.vocabulary import SidVocabulary
 from service.store import codes
 from service.store.database import FORMAT, Database, activations, head, now, versions
-from service.store.errors import StoreError
+from service.store.errors import DamagedStoreError, StoreError
 from service.store.jobs import Jobs
+from service.store.standby import Standby
 from service.store.versions import Versions
+
+logger = logging.getLogger(__name__)
 
 
 class Store:
@@ -21,19 +27,28 @@ class Store:
         bundle_name: name of the bundle, for people.
         bundle_digest: digest of the bundle, hex: what the store belongs to.
         vocabulary: the bundle's vocabulary.
+        restore: put the copy that `keep_copy` made in the place of a damaged SQLite file.
 
     Raises:
         StoreError: can't be reached, is damaged or foreign, or belongs to another bundle.
     """
 
     def __init__(
-        self, url: str, bundle_name: str, bundle_digest: str, vocabulary: SidVocabulary
+        self,
+        url: str,
+        bundle_name: str,
+        bundle_digest: str,
+        vocabulary: SidVocabulary,
+        *,
+        restore: bool = False,
     ) -> None:
         self._database = Database(url)
         self.name = self._database.name
         """The store's name in messages."""
+        file = self._database.file
+        self._standby = None if file is None else Standby(file)
         try:
-            self._database.prepare()
+            self._prepare(restore)
             with self._database.write() as connection:
                 if connection.execute(sa.select(head.c.id)).first() is None:
                     _begin(connection, bundle_name, bundle_digest, vocabulary)
@@ -50,9 +65,40 @@ class Store:
         with self._database.read() as connection:
             return codes.left(connection)
 
+    def keep_copy(self) -> bool:
+        """Refresh the copy of a SQLite file; false if that is not due yet. Failures are logged."""
+        if self._standby is None:
+            return True
+        try:
+            return self._standby.refresh()
+        except (OSError, sqlite3.Error) as error:
+            logger.error("%s can't be copied to %s: %s", self.name, self._standby.path, error)
+            return True
+
     def close(self) -> None:
         """Close every connection. Idempotent."""
         self._database.close()
+
+    def _prepare(self, restore: bool) -> None:
+        try:
+            if restore and self._standby is not None and self._standby.is_emptied():
+                raise DamagedStoreError(f"{self.name} is empty, and its copy is not")
+            self._database.prepare()
+        except DamagedStoreError as error:
+            if not restore or self._standby is None:
+                raise
+            self._database.close()
+            aside = self._standby.restore()
+            if aside is None:
+                raise
+            logger.error(
+                "%s; it is %s now, and the copy %s has taken its place: changes since that was "
+                "made are lost",
+                error,
+                aside,
+                self._standby.path,
+            )
+            self._database.prepare()
 
     def _check(self, connection: Connection, name: str, digest: str) -> None:
         row = connection.execute(sa.select(head)).one()

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gti_core.bundle.delta import CatalogState, Delta, replay
+from gti_core.bundle.delta import CatalogState, Delta
 from gti_core.catalog import Item, ItemCatalog
 from gti_core.data.dataset import ItemText
 from gti_core.errors import GtiError
@@ -204,7 +204,9 @@ class StoreMachine(RuleBasedStateMachine):
     def current_is_the_replay_of_its_chain(self) -> None:
         current = self.store.versions.current()
         chain = self.store.versions.chain(current)
-        fresh = replay(self.base, [self.store.versions.delta(number) for number in chain[1:]])
+        fresh = self.base
+        for number in chain[1:]:
+            fresh = fresh.apply(self.store.versions.delta(number))
         state = self.states.at(current)
         assert state.catalog.items == fresh.catalog.items
         assert state.vocabulary == fresh.vocabulary
