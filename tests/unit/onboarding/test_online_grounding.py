@@ -18,6 +18,7 @@ from gti_core.errors import GroundingError, ReserveExhaustedError
 from gti_core.lm import SidLM
 from gti_core.onboarding.assets import AssetSizes
 from gti_core.onboarding.contexts import collect_contexts, last_states, log_norms
+from gti_core.onboarding.fit import Evidence
 from gti_core.onboarding.gate import GateOptions
 from gti_core.onboarding.grounder import GrounderOptions, OnlineGrounder
 from gti_core.onboarding.probes import rank_probes, search_prefixes
@@ -151,6 +152,31 @@ def test_the_gate_refuses_and_keeps_the_figures(bundle: Bundle) -> None:
     assert proposal.delta is None
     assert not proposal.passed
     assert "unlike" in " ".join(proposal.verdicts[0].reasons)
+
+
+def test_a_row_that_pushes_itself_up_is_refused(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever text or fault made it: a row that shouts in every state harms the old items."""
+    options = GrounderOptions(gate=GateOptions(k=2))
+    every_prefix = replace(SIZES, beam_width=16)
+    made = OnlineGrounder(bundle, bundle.path.parent, options, sizes=every_prefix)
+    made.load()
+
+    def shouting(start: np.ndarray, evidence: Evidence, *, ridge: float) -> np.ndarray:
+        mean = evidence.hidden.mean(axis=0)
+        return np.repeat(mean[None] * (50.0 / float(mean @ mean)), len(start), axis=0)
+
+    monkeypatch.setattr("gti_core.onboarding.fit.fit_rows", shouting)
+    batch = [film(number) for number in range(3)]
+    proposal = made.propose(state_of(bundle), batch, 4, silent)
+    assert proposal.delta is None
+    assert not proposal.passed
+    shares = [verdict.figures["list_share"] for verdict in proposal.verdicts]
+    assert max(shares) > 0.1
+    said = " ".join(reason for verdict in proposal.verdicts for reason in verdict.reasons)
+    assert "of the lists of 8 held-out histories, at most 10% is allowed" in said
+    assert {"old_recall@2_before", "old_recall@2_after"} <= set(proposal.figures)
 
 
 def test_another_text_encoder_is_refused(bundle: Bundle) -> None:
