@@ -1,12 +1,10 @@
-"""The machine: what a figure was measured on, and the use of its cores."""
+"""What a figure was measured on."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from gti_core.types import JsonDict
@@ -25,19 +23,6 @@ def machine() -> JsonDict:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-
-
-@contextmanager
-def all_cores() -> Iterator[None]:
-    """Let torch use every core that this process may run on, for as long as the block lasts."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(before, len(os.sched_getaffinity(0))))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _processor() -> str:

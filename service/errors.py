@@ -9,7 +9,9 @@
     ├── BodyTooLargeError         a body above the limit
     ├── ItemNotFoundError         an id outside the catalogue
     ├── SearchUnavailableError    a search query to a model that was not trained for search
+    ├── UnknownItemsRefusedError  a strict request with ids outside the catalogue
     ├── VersionNotServedError     a version that is not served in time
+    ├── DeadlineError             no answer within the time that the client gave
     ├── AdminDisabledError        an admin route of a service that has none
     ├── NotReadyError             the engine is still loading, or the service is stopping
     └── ClientClosedError         the client went away before the answer
@@ -92,6 +94,14 @@ class ItemNotFoundError(ServiceError):
 
 class SearchUnavailableError(ServiceError):
     """The model served was not trained for search."""
+
+
+class UnknownItemsRefusedError(ServiceError):
+    """A strict request names items that the catalogue lacks."""
+
+
+class DeadlineError(ServiceError):
+    """The time that the client gave is over."""
 
 
 class VersionNotServedError(ServiceError):
@@ -242,6 +252,14 @@ TABLE: tuple[ProblemKind, ...] = (
         (PromptTooLongError,),
     ),
     ProblemKind(
+        "unknown_items",
+        422,
+        "Unknown items in a strict request",
+        "Ids of the request are not in the catalogue; `unknown_items` lists them. Leave them out, "
+        "or send `strict: false`.",
+        (UnknownItemsRefusedError,),
+    ),
+    ProblemKind(
         "search_unavailable",
         422,
         "Search is not available",
@@ -292,6 +310,14 @@ TABLE: tuple[ProblemKind, ...] = (
         "The engine could not answer",
         "The engine failed on this request; the log names the cause under the request id.",
         (EngineError,),
+    ),
+    ProblemKind(
+        "deadline_exceeded",
+        504,
+        "The answer took too long",
+        "The request's `timeout_ms` is over; its work was given up. Send a longer one, or ask for "
+        "less.",
+        (DeadlineError,),
     ),
 )
 
@@ -359,10 +385,11 @@ def problem(
     return document | dict(extra or {})
 
 
-def problem_response(
+def as_problem(
     error: BaseException, request_id: str, content_type: str | None = None
-) -> Response:
-    """The answer for an exception. What the table doesn't know says nothing of its cause."""
+) -> tuple[JsonDict, Mapping[str, str] | None]:
+    """The problem document of an exception, and headers for it. What the table doesn't know says
+    nothing of its cause."""
     error = translate(error, content_type)
     kind = kind_of(error)
     errors: list[JsonDict] = []
@@ -385,11 +412,18 @@ def problem_response(
         detail = str(error) or kind.meaning
     else:
         detail = kind.meaning
-    document = problem(kind, detail, request_id, errors=errors, extra=extra)
+    return problem(kind, detail, request_id, errors=errors, extra=extra), headers
+
+
+def problem_response(
+    error: BaseException, request_id: str, content_type: str | None = None
+) -> Response:
+    """The answer for an exception; see `as_problem`."""
+    document, headers = as_problem(error, request_id, content_type)
     return Response(
         # ASCII, so that no lone surrogate of a hostile body can break the answer.
         json.dumps(document, ensure_ascii=True, allow_nan=False).encode(),
-        status_code=kind.status,
+        status_code=document["status"],
         headers=headers,
         media_type=MEDIA_TYPE,
     )

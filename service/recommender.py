@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from gti_core.catalog import Item
 from gti_core.prompts import AppendOnlyPrompt
 from gti_core.types import ItemId
-from service.engine.base import DecodeRequest, Engine, ServingModel
+from service.attribute_filter import AttributeFilters, Condition
+from service.engine.base import DecodeRequest, Engine, Selection, ServingModel
 from service.search import QueryEncoder
+from service.slate import Cap, Nearest, capped, nearest
 
 FallbackReason = Literal["empty_history", "no_known_item"]
+
+
+class UnknownItemsError(Exception):
+    """A strict query names items that the catalogue lacks.
+
+    Args:
+        ids: each once, in order.
+    """
+
+    def __init__(self, ids: Sequence[ItemId]) -> None:
+        super().__init__(f"{len(ids)} unknown items")
+        self.ids = list(ids)
 
 
 @dataclass(frozen=True)
@@ -28,6 +43,12 @@ class Query:
         exclude_history: leave out the items of the history, all of it.
         request_id: id of the request, for logs. Need not be unique.
         text: a search query, cleaned; takes the place of the history, which must be empty.
+        include: the only items that may come back; None for all.
+        exclude: items that do not come back.
+        conditions: on the items' attributes; all must hold.
+        cap: of items that share an attribute's value.
+        explain: find each item's nearest one of the history.
+        strict: refuse unknown ids instead of skipping them.
     """
 
     history: Sequence[ItemId]
@@ -36,14 +57,41 @@ class Query:
     exclude_history: bool
     request_id: str
     text: str | None = None
+    include: Sequence[ItemId] | None = None
+    exclude: Sequence[ItemId] = ()
+    conditions: Sequence[Condition] = ()
+    cap: Cap | None = None
+    explain: bool = False
+    strict: bool = False
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """An item found. ``score`` is a log-probability in nats, None in a fallback."""
+    """An item found.
+
+    Args:
+        item: the item.
+        score: log-probability in nats; None in a fallback.
+        nearest: the item of the history nearest to it; None unless asked for.
+    """
 
     item: Item
     score: float | None
+    nearest: Nearest | None = None
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What may come back, by catalogue row of one version."""
+
+    excluded: frozenset[int]
+    included: frozenset[int] | None
+    selection: Selection | None
+
+    def admits(self, row: int) -> bool:
+        if row in self.excluded or (self.included is not None and row not in self.included):
+            return False
+        return self.selection is None or bool(self.selection.mask[row])
 
 
 @dataclass(frozen=True)
@@ -80,6 +128,7 @@ class Recommender:
         self._engine = engine
         self._prompt = prompt
         self._encoder = encoder
+        self._filters = AttributeFilters()
 
     async def recommend(self, query: Query) -> Recommendation:
         """Recommend. A history with no known item gets the most popular items.
@@ -88,11 +137,10 @@ class Recommender:
 
         Raises:
             ValueError: a search query with a history, or without an encoder.
+            UnknownItemsError: a strict query with unknown ids.
             QueryUnreadableError: nothing of the search query is a token of the model.
             PromptTooLongError, EngineDeadError, EngineError: as `Engine.decode`.
         """
-        if query.text is not None:
-            return await self._search(query, query.text)
         # Taken once: a request is served wholly by one version.
         model = self._engine.model
         catalog = model.catalog
@@ -104,44 +152,83 @@ class Recommender:
                 unknown.append(item_id)
             else:
                 known.append(item)
+        if query.strict:
+            listed = (*query.history, *(query.include or ()), *query.exclude)
+            missing = dict.fromkeys(item_id for item_id in listed if item_id not in catalog)
+            if missing:
+                raise UnknownItemsError(list(missing))
+        limits = await self._limits(model, query, known)
         reason: FallbackReason | None = None
-        if known:
+        if query.text is not None:
+            if self._encoder is None or query.history:
+                raise ValueError("a search query needs an encoder, and takes no history")
+            prompt = self._encoder.prompt_token_ids(query.text)
+            found = await self._decode(model, query, prompt, limits)
+        elif known:
             prompt = self._prompt.token_ids([item.sid for item in known], model.vocabulary)
-            seen = (
-                frozenset(catalog.row(item.item_id) for item in known)
-                if query.exclude_history
-                else frozenset()
-            )
-            items = await self._decode(model, query, prompt, seen)
+            found = await self._decode(model, query, prompt, limits)
         else:
             reason = "no_known_item" if query.history else "empty_history"
             # Sorted once per version; with a large catalogue not something for the event loop.
-            popular = await asyncio.to_thread(lambda: model.popular)
-            items = [Ranked(item, None) for item in popular[: query.k]]
+            found = await asyncio.to_thread(_popular, model, query, limits)
+        items = [
+            Ranked(item, score, nearest(item.sid, known) if query.explain else None)
+            for item, score in found
+        ]
         return Recommendation(
             items, model.version, list(dict.fromkeys(unknown)), len(unknown), reason
         )
 
-    async def _search(self, query: Query, text: str) -> Recommendation:
-        if self._encoder is None or query.history:
-            raise ValueError("a search query needs an encoder, and takes no history")
-        model = self._engine.model
-        prompt = self._encoder.prompt_token_ids(text)
-        items = await self._decode(model, query, prompt, frozenset())
-        return Recommendation(items, model.version, [], 0, None)
+    async def _limits(self, model: ServingModel, query: Query, known: Sequence[Item]) -> _Limits:
+        catalog = model.catalog
+
+        def rows(ids: Sequence[ItemId]) -> frozenset[int]:
+            return frozenset(catalog.row(item_id) for item_id in ids if item_id in catalog)
+
+        seen = [item.item_id for item in known] if query.exclude_history else []
+        selection = None
+        if query.conditions:
+            # Looks through the catalogue when a filter is new.
+            selection = await asyncio.to_thread(self._filters.selection, catalog, query.conditions)
+        included = None if query.include is None else rows(query.include)
+        return _Limits(rows([*seen, *query.exclude]), included, selection)
 
     async def _decode(
-        self, model: ServingModel, query: Query, prompt: list[int], excluded: frozenset[int]
-    ) -> list[Ranked]:
-        rows = await self._engine.decode(
+        self, model: ServingModel, query: Query, prompt: list[int], limits: _Limits
+    ) -> list[tuple[Item, float | None]]:
+        if limits.included is not None and not limits.included:
+            return []
+        found = await self._engine.decode(
             DecodeRequest(
                 model=model,
                 # A client may send the same request id twice at a time; an engine may not.
                 request_id=f"{query.request_id}-{uuid.uuid4().hex[:8]}",
                 prompt_token_ids=prompt,
-                k=query.k,
+                # A cap takes its pick from all that the search has found.
+                k=query.k if query.cap is None else query.beam_width,
                 beam_width=query.beam_width,
-                excluded_rows=excluded,
+                excluded_rows=limits.excluded,
+                included_rows=limits.included,
+                selection=limits.selection,
             )
         )
-        return [Ranked(model.catalog.items[found.row], found.logprob) for found in rows]
+        ranked: Iterable[tuple[Item, float | None]] = (
+            (model.catalog.items[one.row], one.logprob) for one in found
+        )
+        return _first(ranked, query)
+
+
+def _popular(model: ServingModel, query: Query, limits: _Limits) -> list[tuple[Item, float | None]]:
+    """The most popular items that may come back."""
+    row = model.catalog.row
+    admitted = (item for item in model.popular if limits.admits(row(item.item_id)))
+    return _first(((item, None) for item in admitted), query)
+
+
+def _first(
+    ranked: Iterable[tuple[Item, float | None]], query: Query
+) -> list[tuple[Item, float | None]]:
+    """The best ``k`` that the query's cap lets through."""
+    if query.cap is not None:
+        ranked = capped(ranked, query.cap)
+    return list(islice(ranked, query.k))

@@ -1,25 +1,11 @@
-"""Bodies of requests and answers. Strict: no coercion, no unknown field."""
+"""Bodies of answers, and what all bodies share. Strict: no coercion, no unknown field."""
 
 from __future__ import annotations
 
-import unicodedata
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
-
-from gti_core.prompts import MAX_QUERY_CHARS
-from gti_core.text import clean_text
-
-_MAX_RAW_QUERY = 2 * MAX_QUERY_CHARS
-"""Most characters of a query before cleaning: bounds the time that cleaning takes."""
 
 
 class Schema(BaseModel):
@@ -42,149 +28,6 @@ def _is_text(value: Any) -> Any:
 ItemIdField = Annotated[
     str, StringConstraints(min_length=1, max_length=256), BeforeValidator(_is_text)
 ]
-
-
-def _clean_query(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    text = clean_text(value[:_MAX_RAW_QUERY], _MAX_RAW_QUERY)
-    if len(value) > _MAX_RAW_QUERY or len(text) > MAX_QUERY_CHARS:
-        raise PydanticCustomError("query_too_long", f"at most {MAX_QUERY_CHARS} characters")
-    # Letters, digits, punctuation, symbols; marks and invisible characters alone say nothing.
-    if not any(unicodedata.category(character)[0] in "LNPS" for character in text):
-        raise PydanticCustomError(
-            "query_blank", "no text in it: only blank, control or invisible characters"
-        )
-    return text
-
-
-QueryField = Annotated[
-    str,
-    StringConstraints(min_length=1, max_length=MAX_QUERY_CHARS),
-    BeforeValidator(_clean_query),
-]
-
-
-class RecommendationRequest(Schema):
-    """What to recommend for: exactly one of `history` and `query`."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"history": ["50", "258", "100"], "k": 5},
-                {"query": "a space adventure with robots", "k": 5},
-            ]
-        }
-    )
-
-    history: list[ItemIdField] | None = Field(
-        None,
-        description="Ids of the items the user interacted with, oldest first. May repeat and may "
-        "be empty. Ids outside the catalogue are skipped and reported. At most "
-        "`limits.max_history` of /v1/info entries; the model reads the latest "
-        "`limits.prompt_history`.",
-    )
-    query: QueryField | None = Field(
-        None,
-        description="What the user looks for, in a few words. Control characters count as white "
-        "space, runs of white space as one space; a long query is read from its start. "
-        "Needs a model trained for search: `search` of /v1/info.",
-    )
-    k: int = Field(
-        10, ge=1, description="Items wanted; at most `limits.max_k` of /v1/info (200 by default)."
-    )
-    beam_width: int | None = Field(
-        None,
-        ge=1,
-        description="Prefixes the search keeps per level: at least `k`, at most "
-        "`limits.max_beam_width` of /v1/info (256 by default). Without it, the larger of `k` and "
-        "`limits.default_beam_width`. A wider beam is slower and may find better items.",
-    )
-    exclude_history: bool = Field(
-        True,
-        description="Leave out every item that stands in the history. No effect on a query.",
-    )
-
-    min_version: int | None = Field(
-        None,
-        ge=1,
-        description="Least version number that may answer: the `version` of an onboarding job or "
-        "of a change, to read one's own writes. Waited for shortly, then refused.",
-    )
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> RecommendationRequest:
-        if self.history is None and self.query is None:
-            raise PydanticCustomError("nothing_asked", "send a history or a query")
-        if self.history is not None and self.query is not None:
-            raise PydanticCustomError("two_asked", "send a history or a query, not both")
-        return self
-
-
-class RecommendedItem(Schema):
-    """One item of the answer."""
-
-    item_id: str
-    title: str = Field(description="Title; empty when the bundle has no texts.")
-    score: float | None = Field(
-        description="Log-probability of the item's semantic ID in nats: the sum over its codes of "
-        "the log-softmax among the active codes' tokens. Null in a fallback, which has no score."
-    )
-    rank: int = Field(ge=1, description="Place in the list, from 1.")
-    semantic_id: list[int] = Field(description="One code per level.")
-
-
-class RecommendationResponse(Schema):
-    """Items, best first."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "items": [
-                        {
-                            "item_id": "181",
-                            "title": "Return of the Jedi",
-                            "score": -3.21,
-                            "rank": 1,
-                            "semantic_id": [12, 7, 0],
-                        }
-                    ],
-                    "version": 1,
-                    "request_id": "3f2a0c9e1b7d4c55a1e0b2f6d9c8e7a4",
-                    "fallback": False,
-                    "fallback_reason": None,
-                    "unknown_items": [],
-                    "unknown_count": 0,
-                    "shortfall": 0,
-                    "beam_width": 20,
-                    "took_ms": 41.7,
-                }
-            ]
-        }
-    )
-
-    items: list[RecommendedItem]
-    version: int = Field(description="Version of model and catalogue that served the request.")
-    request_id: str = Field(description="The X-Request-ID of the request; also in the log.")
-    fallback: bool = Field(
-        description="True when the model was not asked: the items are the most popular ones."
-    )
-    fallback_reason: Literal["empty_history", "no_known_item"] | None = Field(
-        description="Why: the history was empty, or none of its ids is in the catalogue. "
-        "A query never falls back."
-    )
-    unknown_items: list[str] = Field(
-        description="Ids of the history that are not in the catalogue, each once, in order."
-    )
-    unknown_count: int = Field(
-        ge=0, description="History entries skipped for that reason, repeats counted."
-    )
-    shortfall: int = Field(
-        ge=0, description="`k` less the number of items: above 0 only when no more are admissible."
-    )
-    beam_width: int | None = Field(description="Beam width used; null in a fallback.")
-    took_ms: float = Field(ge=0, description="Time from history or query to items, milliseconds.")
 
 
 class ItemResponse(Schema):
@@ -213,6 +56,14 @@ class ItemResponse(Schema):
     semantic_id: list[int] = Field(description="One code per level.")
     popularity: int = Field(description="Interactions in the training data.")
     available: bool = Field(description="False for an item that is out of service.")
+
+
+class ItemPage(Schema):
+    """Items in catalogue order, oldest first."""
+
+    items: list[ItemResponse]
+    next_cursor: str | None = Field(description="`cursor` of the next page; null at the end.")
+    version: int = Field(description="Version whose catalogue was read.")
 
 
 class LiveResponse(Schema):
@@ -255,6 +106,8 @@ class LimitsInfo(Schema):
     default_beam_width: int
     max_beam_width: int
     max_history: int
+    max_listed: int = Field(description="Most ids of `include_items` and of `exclude_items`.")
+    max_batch: int = Field(description="Most requests of a batch.")
     prompt_history: int = Field(description="Latest history items that the model reads.")
     max_body_bytes: int
 
@@ -297,4 +150,7 @@ class Problem(BaseModel):
     )
     version: int | None = Field(
         None, description="With `version_not_served`: the version that is served."
+    )
+    unknown_items: list[str] | None = Field(
+        None, description="With `unknown_items`: the first 100 of them."
     )

@@ -6,19 +6,24 @@ fields below, so a new field needs no second declaration.
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gti_core.errors import GtiError
 
 ENV_PREFIX = "GTI_"
-_NOT_SETTINGS = {"GTI_COMPILE", "GTI_FAULT"}
-"""Variables that other parts read: `gti_core.fusion` and `service.onboarding.faults`."""
+KEY_VARIABLE = "GTI_KEY"
+"""Holds the key of a command that asks a running service. No flag: others could read that."""
+_NOT_SETTINGS = {"GTI_COMPILE", "GTI_FAULT", KEY_VARIABLE}
+"""Variables that other parts read: `gti_core.fusion`, `service.onboarding.faults`, the client."""
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:\d{1,5})?", re.ASCII)
 WORKER_SETTINGS = ("bundle", "data_dir", "store", "text_encoder", "log_level", "log_format")
 """Fields that ``gti worker`` shares with ``gti serve``."""
 
@@ -66,7 +71,33 @@ class Settings(BaseSettings):
     )
     admin: bool = Field(
         True,
-        description="Routes that change the catalogue. They exist only on a loopback address.",
+        description="Routes that change the catalogue.",
+    )
+    auth: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether callers need a key (gti keys add). auto: unless --host is a loopback "
+        "address. off is for loopback addresses only.",
+    )
+    keys_file: Path | None = Field(
+        None, description="File of the keys' hashes. Without it, keys.json in the data folder."
+    )
+    audit_log: str | None = Field(
+        None,
+        description="File for a line per change and per refused change. Without it, audit.jsonl "
+        'in the data folder; - is standard error, "" none.',
+    )
+    rate_limit: float = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="Requests per second of each key, or of each address while there are no keys; "
+        "0 is no limit. Two seconds' worth may come at once.",
+    )
+    cors_origin: str | None = Field(
+        None,
+        description="Origins whose pages may call the service, with commas, such as "
+        "https://shop.example. Without it, none.",
     )
     grounding_worker: bool | None = Field(
         None,
@@ -120,6 +151,12 @@ class Settings(BaseSettings):
     max_history: int = Field(
         1000, ge=1, le=1_000_000, description="Most history entries a request may send."
     )
+    max_listed: int = Field(
+        10_000, ge=1, le=1_000_000, description="Most ids a request may include or exclude."
+    )
+    max_batch: int = Field(
+        100, ge=1, le=10_000, description="Most requests that may be sent as one batch."
+    )
     max_body_bytes: int = Field(
         1_048_576, ge=1024, description="Largest request body accepted, in bytes."
     )
@@ -138,6 +175,43 @@ class Settings(BaseSettings):
                 )
         return self
 
+    @field_validator("cors_origin")
+    @classmethod
+    def _origins(cls, value: str | None) -> str | None:
+        for origin in _split(value):
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError("origins look like https://shop.example or http://localhost:3000")
+        return value
+
+    @model_validator(mode="after")
+    def _off_for_loopback_only(self) -> Settings:
+        if self.auth == "off" and not is_loopback(self.host):
+            raise ValueError(
+                f"{flag('auth')} off needs a loopback address, and {flag('host')} is {self.host}, "
+                f"which others may reach: leave {flag('auth')} out and make a key with gti keys add"
+            )
+        return self
+
+    @property
+    def auth_on(self) -> bool:
+        """Whether callers need a key."""
+        return self.auth == "on" or (self.auth == "auto" and not is_loopback(self.host))
+
+    @property
+    def keys_path(self) -> Path:
+        """The keys file."""
+        return self.keys_file or self.data_dir / "keys.json"
+
+    @property
+    def audit_target(self) -> str:
+        """Path of the audit log, ``-`` for standard error, empty for none."""
+        return str(self.data_dir / "audit.jsonl") if self.audit_log is None else self.audit_log
+
+    @property
+    def cors_origins(self) -> tuple[str, ...]:
+        """Origins whose pages may call the service, as browsers write them."""
+        return _split(self.cors_origin)
+
     @property
     def cache_dir(self) -> Path:
         """Folder of merged models and other things that can be made again."""
@@ -147,6 +221,19 @@ class Settings(BaseSettings):
     def store_url(self) -> str:
         """URL or path of the store."""
         return self.store or str(self.data_dir / "gti.db")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _split(origins: str | None) -> tuple[str, ...]:
+    parts = (part.strip().rstrip("/").lower() for part in (origins or "").split(","))
+    return tuple(part for part in parts if part)
 
 
 def flag(field: str) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,28 +92,35 @@ def load_assets(
             return found
         log.warning("%s can't be read; it is made again", path)
     state = CatalogState.of(bundle.catalog, bundle.vocabulary)
-    say("encoding the catalogue's texts")
-    vectors = encoder.encode([text_of_item(item) for item in bundle.catalog])
-    say("reading histories")
+    say("reading histories, searching for the probes, encoding the catalogue's texts")
     catalog = bundle.catalog
-    train = [[catalog.row(name) for name in history] for history in histories.train]
-    random.Random(0).shuffle(train)
     sids = [item.sid for item in catalog]
-    contexts = collect_contexts(lm, train, sids, bundle.prompt, most=sizes.events)
-    say("searching for the probes")
-    cases = histories.probes[: sizes.probes]
-    pasts = [[catalog.row(name) for name in case.history] for case in cases]
-    prompts = [[sids[row] for row in past[-WINDOW:]] for past in pasts]
-    probes = search_prefixes(
-        lm,
-        state.index,
-        [bundle.prompt.token_ids(prompt, lm.vocabulary) for prompt in prompts],
-        [frozenset(past) for past in pasts],
-        [catalog.row(case.target) for case in cases],
-        beam_width=sizes.beam_width,
-    )
-    say("asking the model for items by their own text")
-    assets = Assets(vectors, contexts, probes, measure_ability())
+
+    def read_histories() -> Contexts:
+        train = [[catalog.row(name) for name in history] for history in histories.train]
+        random.Random(0).shuffle(train)
+        return collect_contexts(lm, train, sids, bundle.prompt, most=sizes.events)
+
+    def search() -> ProbeBeams:
+        cases = histories.probes[: sizes.probes]
+        pasts = [[catalog.row(name) for name in case.history] for case in cases]
+        prompts = [[sids[row] for row in past[-WINDOW:]] for past in pasts]
+        return search_prefixes(
+            lm,
+            state.index,
+            [bundle.prompt.token_ids(prompt, lm.vocabulary) for prompt in prompts],
+            [frozenset(past) for past in pasts],
+            [catalog.row(case.target) for case in cases],
+            beam_width=sizes.beam_width,
+        )
+
+    # Two halves that never wait for each other: on a busy machine threads of one operation do.
+    with ThreadPoolExecutor(2) as pool:
+        searched = pool.submit(search)
+        contexts = read_histories()
+        vectors = encoder.encode([text_of_item(item) for item in catalog])
+        ability = measure_ability()
+        assets = Assets(vectors, contexts, searched.result(), ability)
     tensors = {name: torch.from_numpy(array) for name, array in _arrays(assets).items()}
     write_safetensors(path, tensors)
     return assets

@@ -97,7 +97,6 @@ class OnlineGrounder:
         """Load model, encoder and assets. See `Grounder.load`."""
         from gti_core.backbone import backbone_digest, resolve_backbone
         from gti_core.lm import load_tokenizer
-        from gti_core.machine import all_cores
         from gti_core.onboarding.assets import AssetSizes, load_assets
         from gti_core.pipeline.load import bundle_model
         from gti_core.quantizer.encoder import TextEncoder, find_demo_encoder
@@ -115,17 +114,15 @@ class OnlineGrounder:
         self._lm.requires_grad_(False)
         backbone = resolve_backbone(bundle.manifest["backbone"], self._cache_dir)
         self._tokenizer = load_tokenizer(backbone)
-        # Once per bundle, and jobs wait for it: every core helps, whatever grounding may use.
-        with all_cores():
-            self._assets = load_assets(
-                bundle,
-                self._lm,
-                self._encoder,
-                histories_of(bundle),
-                self._cache_dir,
-                self._sizes or AssetSizes(),
-                self._ability,
-            )
+        self._assets = load_assets(
+            bundle,
+            self._lm,
+            self._encoder,
+            histories_of(bundle),
+            self._cache_dir,
+            self._sizes or AssetSizes(),
+            self._ability,
+        )
         ability = self._assets.ability
         self._by_text = ability >= self._options.gate.least_ability
         log.info(

@@ -39,6 +39,8 @@ async def info(runtime: RuntimeDep) -> InfoResponse:
             default_beam_width=settings.default_beam_width,
             max_beam_width=settings.max_beam_width,
             max_history=settings.max_history,
+            max_listed=settings.max_listed,
+            max_batch=settings.max_batch,
             prompt_history=context.prompt.max_history,
             max_body_bytes=settings.max_body_bytes,
         ),

@@ -25,6 +25,8 @@ def test_paths() -> None:
     paths = openapi_document()["paths"]
     assert {(path, method) for path, item in paths.items() for method in item} == {
         ("/v1/recommendations", "post"),
+        ("/v1/recommendations:batch", "post"),
+        ("/v1/items", "get"),
         ("/v1/items/{item_id}", "get"),
         ("/v1/admin/items", "post"),
         ("/v1/admin/items/{item_id}", "patch"),
