@@ -186,7 +186,7 @@ class JobSummary(Schema):
     kind: str = Field(description="onboard.")
     state: JobState = Field(
         description="queued, encoding, assigning, grounding, validating, publishing; then live, "
-        "rejected (by the gate), failed or cancelled."
+        "rejected (by the gate, every item), failed or cancelled."
     )
     created_at: datetime
     updated_at: datetime

@@ -48,9 +48,10 @@ class FakeGrounder:
             )
             for item in items
         )
-        if "reject" in titles:
-            return Proposal(None, verdicts, ("1 item did not pass",), {"recall": 0.5})
-        return Proposal(delta_for(state, items, first_code), verdicts, (), {"recall": 1.0})
+        passed = [item for item, one in zip(items, verdicts, strict=True) if one.passed]
+        if not passed:
+            return Proposal(None, verdicts, ("no item passed",), {"recall": 0.5})
+        return Proposal(delta_for(state, passed, first_code), verdicts, (), {"recall": 1.0})
 
 
 def delta_for(state: CatalogState, items: Sequence[ItemText], first_code: int) -> Delta:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gti_core.bundle.delta import CatalogState, Delta, Rows
+from gti_core.bundle.delta import CatalogState
 from gti_core.bundle.format import Bundle
 from gti_core.bundle.histories import histories_of
 from gti_core.catalog import Item
@@ -24,8 +24,9 @@ from gti_core.onboarding.assign import (
     nearest_items,
     neighbour_weights,
 )
+from gti_core.onboarding.batch import Asked, Batch
 from gti_core.onboarding.gate import BatchVerdict, GateOptions, judge
-from gti_core.onboarding.proposal import Proposal, Report
+from gti_core.onboarding.proposal import ItemVerdict, Proposal, Report
 from gti_core.types import FloatArray, Sid
 
 if TYPE_CHECKING:
@@ -156,24 +157,31 @@ class OnlineGrounder:
         prefixes = [
             choose_prefix(sids, near.rows[number], weights[number]) for number in range(count)
         ]
-        assigned, vocabulary = assign_new(prefixes, state.vocabulary, first_code)
+        assign_new(prefixes, state.vocabulary, first_code)  # too many items: say so before the work
         report("grounding", 0, count)
         rows = self._ground(state, plain, prefixes, near, weights, report)
-        added = tuple(
-            Item(item.item_id, sid, item.title, item.description, item.attributes)
-            for item, sid in zip(plain, assigned, strict=True)
-        )
-        last = vocabulary.levels - 1
-        numbers = np.array([vocabulary.row(last, sid[-1]) for sid in assigned], dtype=np.int64)
-        delta = Delta(vocabulary, added, rows=Rows(numbers, *rows))
         report("validating", 0, count)
-        verdict = self._validate(state, state.apply(delta), added, near, weights)
+        batch = Batch(state, plain, prefixes, rows, first_code)
+        asked = self._ask(batch, near, weights)
+        verdicts: dict[int, ItemVerdict] = {}
+        chosen = list(range(count))
+        while True:
+            delta, verdict = batch.delta(chosen), self._judge(batch, chosen, asked, near)
+            verdicts.update(zip(chosen, verdict.items, strict=True))
+            passed = [number for number in chosen if verdicts[number].passed]
+            # Without those that failed, the others have to show again what they do.
+            if not passed or len(passed) == len(chosen):
+                break
+            chosen = passed
         report("validating", count, count)
-        for number, one in enumerate(verdict.items):
+        for number, one in verdicts.items():
             nearest = state.catalog.items[int(near.rows[number, 0])]
             one.figures["nearest"] = nearest.item_id
         return Proposal(
-            delta if verdict.passed else None, verdict.items, verdict.reasons, verdict.figures
+            delta if verdict.passed else None,
+            tuple(verdicts[number] for number in range(count)),
+            verdict.reasons,
+            verdict.figures,
         )
 
     def vectors(self, items: Sequence[Item]) -> FloatArray:
@@ -306,22 +314,16 @@ class OnlineGrounder:
         lists = rank_probes(self._lm, beams, state, self._options.gate.own_k)
         return float((lists == np.array(rows)[:, None]).any(axis=1).mean())
 
-    def _validate(
-        self,
-        before: CatalogState,
-        after: CatalogState,
-        added: Sequence[Item],
-        near: Neighbours,
-        weights: FloatArray,
-    ) -> BatchVerdict:
+    def _ask(self, batch: Batch, near: Neighbours, weights: FloatArray) -> Asked:
+        """Search the prompts that new items are to be found by."""
         from gti_core.onboarding.evidence import history_prompts, made_up_histories
-        from gti_core.onboarding.probes import rank_probes
 
         rng = random.Random(f"own/{self._options.seed}")
+        after = batch.state.apply(batch.delta(list(range(len(batch.items)))))
         prompts: list[list[int]] = []
         seen: list[frozenset[int]] = []
         owners: list[int] = []
-        for number, item in enumerate(added):
+        for number, item in enumerate(batch.items):
             if self._by_text:
                 own = self._texts(item)
                 seen.extend([frozenset()] * len(own))
@@ -337,18 +339,23 @@ class OnlineGrounder:
                 seen.extend(frozenset(history) for history in histories)
             prompts.extend(own)
             owners.extend([number] * len(own))
-        gate = self._options.gate
-        lists = rank_probes(self._lm, self._searched(after, prompts, seen), after, gate.own_k)
-        own_lists = [
-            lists[[place for place, owner in enumerate(owners) if owner == number]]
-            for number in range(len(added))
-        ]
-        probes = self._assets.probes
+        return Asked(self._searched(after, prompts, seen), np.array(owners, dtype=np.int64))
+
+    def _judge(
+        self, batch: Batch, chosen: Sequence[int], asked: Asked, near: Neighbours
+    ) -> BatchVerdict:
+        """What the gate says of some items of a batch, without the others."""
+        from gti_core.onboarding.probes import rank_probes
+
+        gate, probes = self._options.gate, self._assets.probes
+        before, after = batch.state, batch.state.apply(batch.delta(chosen))
+        lists = rank_probes(self._lm, asked.beams, after, gate.own_k)
+        ids = [batch.items[number].item_id for number in chosen]
         return judge(
-            [item.item_id for item in added],
-            [after.catalog.row(item.item_id) for item in added],
-            own_lists,
-            near.similarity[:, 0].tolist(),
+            ids,
+            [after.catalog.row(item_id) for item_id in ids],
+            [lists[asked.owners == number] for number in chosen],
+            near.similarity[list(chosen), 0].tolist(),
             rank_probes(self._lm, probes, before, gate.k),
             rank_probes(self._lm, probes, after, gate.k),
             probes.targets,

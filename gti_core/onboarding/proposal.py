@@ -37,10 +37,10 @@ class ItemVerdict:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The outcome for a batch of items; they are published together or not at all.
+    """The outcome for a batch of items; those that passed are published together.
 
     Args:
-        delta: what to publish; None when the gate refused.
+        delta: what to publish; None when no item passed, or the batch as a whole did not.
         verdicts: one per item, in the order given.
         reasons: what speaks against the batch as a whole.
         figures: what was measured on the batch, JSON values.

@@ -149,15 +149,30 @@ def test_waiting_ends_when_the_time_is_up(admin: Any) -> None:
 
 
 def test_a_job_that_does_not_pass_changes_nothing(admin: Any, working: None) -> None:
-    response = onboard(admin, item("good"), item("bad", "reject"))
+    response = onboard(admin, item("bad", "reject"), item("worse", "reject"))
     job = response.json()
     assert (response.status_code, job["state"], job["version"]) == (200, "rejected", None)
-    assert [entry["passed"] for entry in job["items"]] == [True, False]
-    assert job["items"][1]["reasons"] == ["unlike its text"]
-    assert job["reasons"] == ["1 item did not pass"]
+    assert [one["passed"] for one in job["items"]] == [False, False]
+    assert job["items"][0]["reasons"] == ["unlike its text"]
+    assert job["reasons"] == ["no item passed"]
     assert job["figures"] == {"recall": 0.5}
-    assert admin.get("/v1/items/good").status_code == 404
     assert admin.get("/v1/info").json()["version"] == 1
+    assert admin.get("/v1/items/bad").status_code == 404
+
+
+def test_an_item_that_is_refused_does_not_hold_up_the_others(admin: Any, working: None) -> None:
+    left = admin.get("/v1/info").json()["catalog"]["codes_left"]
+    job = onboard(admin, item("one"), item("bad", "reject")).json()
+    assert (job["state"], job["version"]) == ("live", 2)
+    assert [one["passed"] for one in job["items"]] == [True, False]
+    assert job["items"][1]["reasons"] == ["unlike its text"]
+    assert admin.get("/v1/items/one").json()["available"]
+    assert admin.get("/v1/items/bad").status_code == 404
+    assert admin.get("/v1/info").json()["catalog"]["codes_left"] == left - 1
+    # It is no known item: with another text it is new work.
+    again = onboard(admin, item("bad", "Better now"), item("one")).json()
+    assert (again["state"], again["version"]) == ("live", 3)
+    assert {one["item_id"]: one["known"] for one in again["items"]} == {"bad": False, "one": True}
 
 
 def test_a_bug_is_tried_three_times_and_says_nothing_of_its_cause(
@@ -315,7 +330,7 @@ def test_an_engine_that_refuses_leaves_the_old_version(
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"admin": False}, "--no-admin"), ({"host": "0.0.0.0"}, "0.0.0.0")],
+    [({"admin": False}, "--no-admin"), ({"admin": False, "host": "::1"}, "--no-admin")],
 )
 def test_admin_routes_can_be_off(
     make_admin: MakeAdmin, settings: dict[str, Any], words: str
@@ -336,7 +351,7 @@ def test_pages_of_other_origins_are_kept_out(admin: Any) -> None:
     for origin in ("https://evil.example", "null"):
         response = admin.post(path, headers={"Origin": origin})
         assert code(response) == (403, "admin_disabled")
-    assert admin.post(path, headers={"Origin": "http://test"}).status_code == 200
+    assert admin.post(path, headers={"Origin": "http://localhost"}).status_code == 200
 
 
 def test_no_store_no_admin(client: Any) -> None:

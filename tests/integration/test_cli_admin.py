@@ -40,10 +40,14 @@ def test_from_a_file_to_served_to_a_new_bundle(tmp_path: Path, tiny_bundle: Path
         assert bad.returncode == 1
         assert bad.stdout == "n0\trejected: unlike its text\n"
         assert "is rejected" in bad.stderr
+        mixed = gti("onboard", str(onboard_file(tmp_path, "reject", "Fine")), "--url", url)
+        assert mixed.returncode == 1
+        assert mixed.stdout == "n0\trejected: unlike its text\nn1\tlive\n"
+        assert "1 of 2 items were rejected" in mixed.stderr
         done = gti("onboard", str(onboard_file(tmp_path, "One")), "--url", url)
         assert done.returncode == 0, done.stderr
         assert done.stdout == "n0\tlive\n"
-        assert "served from version 2" in done.stderr
+        assert "served from version 3" in done.stderr
         again = gti("onboard", str(onboard_file(tmp_path, "One")), "--url", url)
         assert again.stdout == "n0\tknown\n"
         assert httpx.get(f"{url}/v1/items/n0").json()["title"] == "One"
@@ -52,7 +56,7 @@ def test_from_a_file_to_served_to_a_new_bundle(tmp_path: Path, tiny_bundle: Path
         worker.wait(30)
         returncode, errors = served.end()
     assert returncode == 0
-    assert "version 2 is served" in errors
+    assert "version 3 is served" in errors
 
     # The rows of the fake grounder are too narrow for this bundle: compaction says so.
     arguments = ["--bundle", str(tiny_bundle), "--data-dir", ".gti", "-o", "out"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from gti_core.lm import SidLM
 from gti_core.onboarding.assets import AssetSizes
 from gti_core.onboarding.contexts import collect_contexts, last_states, log_norms
 from gti_core.onboarding.fit import Evidence
-from gti_core.onboarding.gate import GateOptions
+from gti_core.onboarding.gate import BatchVerdict, GateOptions, judge
 from gti_core.onboarding.grounder import GrounderOptions, OnlineGrounder
 from gti_core.onboarding.probes import rank_probes, search_prefixes
 from gti_core.pipeline.export import export_bundle
@@ -177,6 +178,40 @@ def test_a_row_that_pushes_itself_up_is_refused(
     said = " ".join(reason for verdict in proposal.verdicts for reason in verdict.reasons)
     assert "of the lists of 8 held-out histories, at most 10% is allowed" in said
     assert {"old_recall@2_before", "old_recall@2_after"} <= set(proposal.figures)
+
+
+def test_an_item_that_fails_does_not_hold_up_the_others(
+    bundle: Bundle, grounder: OnlineGrounder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def strict(ids: list[str], *args: Any, **options: Any) -> BatchVerdict:
+        asked.append(list(ids))
+        verdict = judge(ids, *args, **options)
+        items = tuple(
+            replace(one, passed=False, reasons=("bad",)) if one.item_id == "new2" else one
+            for one in verdict.items
+        )
+        return replace(verdict, items=items)
+
+    monkeypatch.setattr("gti_core.onboarding.grounder.judge", strict)
+    state = state_of(bundle)
+    proposal = grounder.propose(state, [film(1), film(2), film(3)], 4, silent)
+    assert asked == [["new1", "new2", "new3"], ["new1", "new3"]]
+    assert [verdict.passed for verdict in proposal.verdicts] == [True, False, True]
+    assert [verdict.item_id for verdict in proposal.verdicts] == ["new1", "new2", "new3"]
+    assert proposal.delta is not None
+    assert [(item.item_id, item.sid[-1]) for item in proposal.delta.added] == [
+        ("new1", 4),
+        ("new3", 5),
+    ]
+    after = state.apply(proposal.delta)
+    assert "new2" not in after.catalog
+    whole = grounder.propose(state, [film(1), film(3)], 4, silent)
+    assert whole.delta is not None
+    assert len(proposal.delta.rows.rows_in) == len(whole.delta.rows.rows_in) == 2
+    only_bad = grounder.propose(state, [film(2)], 4, silent)
+    assert only_bad.delta is None
 
 
 def test_another_text_encoder_is_refused(bundle: Bundle) -> None:
