@@ -18,6 +18,7 @@ from service.store import Store
 from service.store.errors import StaleVersionError, UnknownItemError
 from service.store.records import ENDED, JobRecord, VersionRecord
 from service.store.submission import Catalogued, Submission, content_hash
+from service.store.workers import WorkerCounts
 
 WAIT_POLL_S = 0.1
 
@@ -133,6 +134,10 @@ class Admin:
         await asyncio.to_thread(self._store.versions.activate, number)
         await self._serve(number)
         return await asyncio.to_thread(self._store.versions.get, number)
+
+    async def workers(self) -> WorkerCounts:
+        """Grounding workers heard of lately. Raises StoreError."""
+        return await asyncio.to_thread(self._store.workers.counts)
 
     async def codes_left(self) -> int:
         """How many more items can be onboarded."""

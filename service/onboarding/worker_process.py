@@ -8,6 +8,8 @@ import signal
 import socket
 import threading
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from gti_core.bundle.delta import CatalogState
 from gti_core.bundle.format import Bundle
@@ -15,11 +17,13 @@ from gti_core.onboarding.proposal import Grounder
 from service.onboarding.states import States
 from service.onboarding.worker import Worker
 from service.store import Store
+from service.store.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
 NICENESS = 10
 PARENT_POLL_S = 0.5
+BEAT_S = 3.0
 
 
 def worker_name() -> str:
@@ -59,12 +63,58 @@ def work(
         signal.signal(number, _end)
     if parent is not None:
         threading.Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
-    grounder.load()
-    states = States(store, CatalogState.of(bundle.catalog, bundle.vocabulary))
-    options = {} if lease_s is None else {"lease_s": lease_s}
-    worker = Worker(store, states, grounder, name or worker_name(), **options)
-    logger.info("the worker is ready")
-    worker.run(threading.Event())
+    name = name or worker_name()
+    with presence(store, name) as ready:
+        grounder.load()
+        states = States(store, CatalogState.of(bundle.catalog, bundle.vocabulary))
+        options = {} if lease_s is None else {"lease_s": lease_s}
+        worker = Worker(store, states, grounder, name, **options)
+        logger.info("the worker is ready")
+        ready()
+        worker.run(threading.Event())
+
+
+@contextmanager
+def presence(store: Store, name: str, every_s: float = BEAT_S) -> Iterator[Callable[[], None]]:
+    """Let the store know that a worker is there, while the block lasts.
+
+    Args:
+        store: the store.
+        name: the worker's name.
+        every_s: seconds between two signs of life.
+
+    Yields:
+        To be called once the worker takes jobs.
+    """
+    ready, ended, now = threading.Event(), threading.Event(), threading.Event()
+
+    def beat() -> None:
+        broken = False
+        while not ended.is_set():
+            now.clear()
+            try:
+                store.workers.beat(name, ready=ready.is_set())
+                broken = False
+            except StoreError as error:
+                if not broken:
+                    logger.warning("the service can't be told that the worker is there: %s", error)
+                broken = True
+            now.wait(every_s)
+
+    def is_ready() -> None:
+        ready.set()
+        now.set()
+
+    thread = threading.Thread(target=beat, name="presence", daemon=True)
+    thread.start()
+    try:
+        yield is_ready
+    finally:
+        ended.set()
+        now.set()
+        thread.join(BEAT_S)
+        with suppress(StoreError):
+            store.workers.leave(name)
 
 
 def _end(signum: int, frame: object) -> None:

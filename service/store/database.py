@@ -10,7 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
-from sqlalchemy import Column, Float, ForeignKey, Integer, LargeBinary, String, Table, Text, event
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    event,
+)
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
@@ -98,6 +109,14 @@ job_items = Table(
     Column("content", String(64), nullable=False),
 )
 
+workers = Table(
+    "workers",
+    METADATA,
+    Column("name", String(128), primary_key=True),
+    Column("seen_at", Float, nullable=False),
+    Column("ready", Boolean, nullable=False),  # takes jobs; else it still loads
+)
+
 
 def store_url(text: str) -> URL:
     """The URL of a store; text without ``://`` is the path of a SQLite file.
@@ -177,7 +196,7 @@ class Database:
         with self.write(lock=False) as connection:
             names = set(sa.inspect(connection).get_table_names())
             if not {table.name for table in METADATA.sorted_tables} <= names:
-                if self._sqlite and names:
+                if self._sqlite and names and head.name not in names:
                     raise StoreError(
                         f"{self.name} is a database of another program: choose another"
                     )

@@ -15,6 +15,7 @@ from service.store.errors import DamagedStoreError, StoreError
 from service.store.jobs import Jobs
 from service.store.standby import Standby
 from service.store.versions import Versions
+from service.store.workers import Workers
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Store:
             raise
         self.versions = Versions(self._database)
         self.jobs = Jobs(self._database)
+        self.workers = Workers(self._database)
 
     def codes_left(self) -> int:
         """Reserved codes left for new items: how many can still be onboarded."""
