@@ -1,4 +1,6 @@
-# GTI Serve. Build: make image (VARIANT=cpu or gpu). Run: docker run -p 8000:8000 gti-serve:cpu
+# GTI Serve. Build: make image (VARIANT=cpu or gpu). Run, once with a key to call it by:
+#   docker run --rm -v gti:/data gti-serve:cpu keys add NAME --scope admin
+#   docker run -p 8000:8000 -v gti:/data gti-serve:cpu
 #
 # BASE_IMAGE: Debian 12 with python3 3.11 and ca-certificates; python3-venv, where the Python is
 # Debian's own. Both stages use it, since an environment refers to the Python that made it.

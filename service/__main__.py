@@ -17,6 +17,7 @@ import uvicorn
 from gti_core.bundle import DEMO_BUNDLE, load_bundle, materialize, tokenizer_folder
 from gti_core.bundle.delta import CatalogState
 from gti_core.errors import GtiError
+from service.access.start import check_access
 from service.app import create_app
 from service.context import ServingContext
 from service.engine.base import Engine, ServingModel
@@ -27,6 +28,7 @@ from service.onboarding.worker_process import open_store
 from service.runtime import BuildEngine, LoadEncoder, Progress
 from service.search import QueryEncoder
 from service.settings import (
+    KEY_VARIABLE,
     WORKER_SETTINGS,
     Settings,
     env_name,
@@ -54,6 +56,8 @@ def run(settings: Settings) -> None:
             not start or died.
         BundleError: the bundle is missing, unknown or corrupt.
         StoreError: the store can't be used, or belongs to another bundle.
+        AccessError, KeysError, AuditError: callers need keys and there is none, or the files of
+            keys or audit log can't be used.
     """
     configure_logging(settings.log_level, settings.log_format)
     for name in unknown_variables():
@@ -62,6 +66,7 @@ def run(settings: Settings) -> None:
     listener = _listen(settings)
     try:
         _make_data_dir(settings)
+        check_access(settings)
         bundle = load_bundle(settings.bundle or DEMO_BUNDLE)
         context = ServingContext.from_bundle(bundle)
         _serve(
@@ -161,7 +166,7 @@ def _serve(
 
     def ready() -> None:
         engine = app.state.runtime.engine
-        typer.echo(welcome(context.name, engine.model, url))
+        typer.echo(welcome(context.name, engine.model, url, keyed=settings.auth_on))
 
     app = create_app(
         context,
@@ -178,6 +183,8 @@ def _serve(
             log_config=None,
             access_log=False,
             server_header=False,
+            # Who needs no key must not choose the address that limits and the audit log go by.
+            proxy_headers=settings.auth_on,
             lifespan="on",
             timeout_graceful_shutdown=settings.shutdown_timeout_s,
         )
@@ -196,18 +203,19 @@ def _serve(
         raise StartError(failure)
 
 
-def welcome(name: str, model: ServingModel, url: str) -> str:
+def welcome(name: str, model: ServingModel, url: str, *, keyed: bool = False) -> str:
     """What `gti serve` prints when it is ready: addresses and a first request to paste."""
     films = model.popular[:3]
     k = max(1, min(10, len(model.popular) - len(films)))
     body = json.dumps({"history": [film.item_id for film in films], "k": k})
+    key = f'-H "Authorization: Bearer ${KEY_VARIABLE}" ' if keyed else ""
     titles = ", ".join(film.title or film.item_id for film in films)
     return (
         f"\nGTI Serve is ready: {url}   API docs: {url}/docs\n"
         f"{len(model.popular)} items of bundle {name}, version {model.version}. "
         f"Recommend after {titles}:\n\n"
         f"  curl -s {url}/v1/recommendations -H 'Content-Type: application/json' "
-        f"-d {shlex.quote(body)}\n"
+        f"{key}-d {shlex.quote(body)}\n"
     )
 
 

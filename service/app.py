@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,8 +14,13 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from service import __version__
+from service.access.credentials import KEY_HEADER
+from service.access.gate import AccessGate
+from service.access.openapi import secure
+from service.access.start import open_audit, open_keyring, open_limiter
 from service.api import (
     admin_items,
     admin_jobs,
@@ -27,9 +33,14 @@ from service.api import (
 from service.api.deps import problems
 from service.context import ServingContext
 from service.engine.base import EngineError
-from service.errors import ServiceError, kind_of, problem_response
-from service.middleware import BodyLimitMiddleware, RequestContextMiddleware
+from service.errors import ServiceError
+from service.middleware import (
+    REQUEST_ID_HEADER,
+    BodyLimitMiddleware,
+    RequestContextMiddleware,
+)
 from service.onboarding.running import Onboarding
+from service.problems import kind_of, problem_response
 from service.runtime import BuildEngine, LoadEncoder, Runtime
 from service.schemas import Problem
 from service.settings import Settings
@@ -76,7 +87,12 @@ def create_app(
         on_ready: called once when requests can be served.
         on_failed: called once when the engine could not start or has died.
         check_interval_s: seconds between looks at the engine's health.
+
+    Raises:
+        AccessError: callers need keys, and there is none.
+        KeysError: the keys file is damaged.
     """
+    keyring, audit = open_keyring(settings), open_audit(settings)
     runtime = Runtime(
         context,
         settings,
@@ -90,15 +106,46 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        audit.start()
         await runtime.start()
         try:
             yield
         finally:
             await runtime.stop()
+            await asyncio.to_thread(audit.stop)
 
     app = create_api(lifespan=lifespan)
     app.state.runtime = runtime
     app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        AccessGate,
+        routes=app.router.routes,
+        settings=settings,
+        keyring=keyring,
+        limiter=open_limiter(settings),
+        audit=audit,
+    )
+    if settings.cors_origins:
+        # Outside the gate: a preflight carries no key, and a page must be able to read a refusal.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST", "PATCH", "DELETE"),
+            allow_headers=(
+                "Authorization",
+                KEY_HEADER,
+                "Content-Type",
+                "Idempotency-Key",
+                REQUEST_ID_HEADER,
+            ),
+            expose_headers=(
+                "Location",
+                "RateLimit",
+                "RateLimit-Policy",
+                "Retry-After",
+                REQUEST_ID_HEADER,
+            ),
+        )
     app.add_middleware(RequestContextMiddleware)  # added last: outermost
     return app
 
@@ -172,5 +219,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= problem.pop("$defs") | {"Problem": problem}
         document["components"]["schemas"] = dict(sorted(schemas.items()))
+        secure(document, app.routes, problems)
         app.openapi_schema = document
     return app.openapi_schema

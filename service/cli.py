@@ -17,6 +17,7 @@ from service import __version__
 from service.cli_admin import register as register_admin
 from service.cli_common import with_settings
 from service.cli_compare import register as register_compare
+from service.cli_keys import register as register_keys
 from service.cli_pipeline import register
 from service.cli_research import register as register_research
 from service.settings import ConfigError, Settings, load_settings
@@ -78,6 +79,7 @@ register(app)
 register_research(app)
 register_compare(app)
 register_admin(app)
+register_keys(app)
 
 
 def main() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from service.cli_common import Output, phases, with_settings
-from service.settings import WORKER_SETTINGS, load_settings
+from service.settings import KEY_VARIABLE, WORKER_SETTINGS, load_settings
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -54,17 +55,21 @@ def onboard(
         bool, typer.Option(help="Items with a known id and other content take its place.")
     ] = False,
 ) -> None:
-    """Send items to a running service and wait until they are served. Exit 1 if they are not."""
+    """Send items to a running service and wait until they are served. Exit 1 if they are not.
+
+    A service that asks for keys gets the one in the variable GTI_KEY, which needs scope admin.
+    """
     from gti_core.data.readers import ItemColumns, read_items
     from service.client import AdminClient
 
     names = tuple(name for name in attributes.split(",") if name)
     items = read_items(file, columns=ItemColumns(item, title, attributes=names))
-    client = AdminClient(url)
+    client = AdminClient(url, os.environ.get(KEY_VARIABLE))
     with phases() as report:
         job = client.onboard(items, replace=replace, report=report)
     for entry in job["items"]:
-        fate = "known" if entry["known"] else job["state"]
+        refused = job["state"] == "live" and entry["passed"] is False
+        fate = "known" if entry["known"] else "rejected" if refused else job["state"]
         reasons = f": {'; '.join(entry['reasons'])}" if entry["reasons"] else ""
         typer.echo(f"{entry['item_id']}\t{fate}{reasons}")
     for reason in job["reasons"]:
@@ -73,6 +78,10 @@ def onboard(
         typer.echo(f"gti: job {job['job_id']} is {job['state']}: {job['error'] or ''}", err=True)
         raise typer.Exit(1)
     typer.echo(f"served from version {job['version']}", err=True)
+    rejected = sum(entry["passed"] is False for entry in job["items"])
+    if rejected:
+        typer.echo(f"gti: {rejected} of {len(job['items'])} items were rejected", err=True)
+        raise typer.Exit(1)
 
 
 def compact(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -12,6 +13,8 @@ from typing import ClassVar
 from gti_core.data.dataset import ItemText, text_record
 from gti_core.errors import GtiError
 from gti_core.types import JsonDict
+from service.access.keys import key_id
+from service.settings import KEY_VARIABLE
 
 BATCH = 1_000
 TIMEOUT_S = 90
@@ -30,15 +33,20 @@ class AdminClient:
 
     Args:
         url: its address, such as http://127.0.0.1:8000.
+        key: an admin key, for a service that asks for one; spaces around it don't count.
 
     Raises:
-        ClientError: not an http or https address.
+        ClientError: not an http or https address, or something that is no key.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):
             raise ClientError(f"{url!r} is no http address")
         self._url = url.rstrip("/")
+        self._key = (key or "").strip()
+        if self._key and key_id(self._key) is None:
+            # Told here: what is no key might not be fit for a header, and errors there quote it.
+            raise ClientError(f"{KEY_VARIABLE} holds no key; keys look like gti_<id>_<secret>")
 
     def onboard(
         self,
@@ -76,13 +84,16 @@ class AdminClient:
             None if body is None else json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
+        if self._key:
+            # Left out where the answer is a redirect: another host must not get the key.
+            request.add_unredirected_header("Authorization", f"Bearer {self._key}")
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
                 answered: JsonDict = json.loads(answer.read())
                 return answered
         except urllib.error.HTTPError as error:
             raise ClientError(f"{self._url}: {_detail(error)}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise ClientError(f"{self._url}: {error}") from error
 
 

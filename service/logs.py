@@ -1,4 +1,7 @@
-"""Logging: standard library, one line an event, each with the id of the request it belongs to."""
+"""Logging: standard library, one line an event, each with the id of the request it belongs to.
+
+Secrets of keys are left out of every line, wherever in a request they stood.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import sys
 import time
 from contextvars import ContextVar
 from typing import Literal
+
+from service.access.keys import redact
 
 request_id_var: ContextVar[str] = ContextVar("request_id", default="-")
 """Id of the request being served by the current task; ``-`` outside requests."""
@@ -40,7 +45,17 @@ class JsonFormatter(logging.Formatter):
                 entry[name] = getattr(record, name)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry)
+        return redact(json.dumps(entry))
+
+
+class TextFormatter(logging.Formatter):
+    """One line for people."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s [%(request_id)s] %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
 
 
 def configure_logging(level: str, style: Literal["text", "json"]) -> None:
@@ -52,11 +67,7 @@ def configure_logging(level: str, style: Literal["text", "json"]) -> None:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(RequestIdFilter())
-    handler.setFormatter(
-        JsonFormatter()
-        if style == "json"
-        else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s [%(request_id)s] %(message)s")
-    )
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # The service writes its own access line, with the request id.
     logging.getLogger("uvicorn.access").disabled = True

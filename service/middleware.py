@@ -15,8 +15,10 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import BodyTooLargeError, problem_response
+from service.access.keys import redact
+from service.errors import BodyTooLargeError
 from service.logs import request_id_var
+from service.problems import problem_response
 
 logger = logging.getLogger("gti.access")
 error_logger = logging.getLogger("gti.errors")
@@ -30,8 +32,8 @@ class RequestContextMiddleware:
     """Gives each request an id, writes its access line and answers what nobody caught.
 
     The id is the client's X-Request-ID when that has 1 to 128 letters, digits, dots, dashes or
-    underscores, else a new one. It stands in ``scope["state"]["request_id"]``, in the log context
-    and in the answer's header.
+    underscores and holds no key, else a new one. It stands in ``scope["state"]["request_id"]``, in
+    the log context and in the answer's header.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -43,7 +45,8 @@ class RequestContextMiddleware:
             await self.app(scope, receive, send)
             return
         given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        usable = _REQUEST_ID.fullmatch(given) and redact(given) == given
+        request_id = given if usable else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         token = request_id_var.set(request_id)
         started = time.perf_counter()
@@ -64,7 +67,7 @@ class RequestContextMiddleware:
                 await problem_response(error, request_id)(scope, receive, send_with_id)
         finally:
             took_ms = round((time.perf_counter() - started) * 1000, 2)
-            path = quote(scope["path"], errors="replace")
+            path = redact(quote(scope["path"], errors="replace"))
             logger.log(
                 logging.DEBUG if path in _HEALTH_PATHS else logging.INFO,
                 "%s %s %d %.2f ms",

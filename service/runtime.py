@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import threading
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from service.onboarding.running import Onboarding
 from service.recommender import Recommender
 from service.search import QueryEncoder
 from service.settings import Settings
+from service.store.workers import WorkerCounts
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +154,12 @@ class Runtime:
             return self.served.vocabulary.reserved(self.served.vocabulary.levels - 1)
         return await self._onboarding.admin.codes_left()
 
+    async def workers(self) -> WorkerCounts:
+        """Grounding workers, as far as is known. Raises StoreError."""
+        if self._onboarding is None or self._onboarding.admin is None:
+            return WorkerCounts(0, 0)
+        return await self._onboarding.admin.workers()
+
     def _ready_admin(self) -> Admin:
         if self._onboarding is None or self._onboarding.admin is None:
             raise RuntimeError("ready, but not following the store")
@@ -164,11 +170,6 @@ class Runtime:
             return "the service runs with --no-admin"
         if self._onboarding is None:
             return "the service runs without a store"
-        if not is_loopback(self.settings.host):
-            return (
-                f"the service listens on {self.settings.host}, which others may reach, and has "
-                "no keys yet: let it listen on 127.0.0.1"
-            )
         return None
 
     def recommender(self) -> Recommender:
@@ -263,14 +264,6 @@ class Runtime:
         self.failure = message
         logger.error("%s", message)
         self._on_failed()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def in_daemon_thread(work: Callable[[], _T]) -> _T:

@@ -99,6 +99,13 @@ class CatalogInfo(Schema):
     )
 
 
+class WorkersInfo(Schema):
+    """Processes that ground new items. Without a ready one, jobs wait as `queued`."""
+
+    ready: int = Field(description="Take jobs.")
+    starting: int = Field(description="Load the model: after a first start about a minute.")
+
+
 class LimitsInfo(Schema):
     """What a request may ask for."""
 
@@ -123,6 +130,9 @@ class InfoResponse(Schema):
     search: bool = Field(description="True when requests may send a `query`.")
     engine: dict[str, Any] | None = Field(description="Facts about the engine; null until ready.")
     catalog: CatalogInfo
+    workers: WorkersInfo | None = Field(
+        description="Grounding workers heard of lately; null while the store can't be read."
+    )
     limits: LimitsInfo
 
 

@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     audit_log: str | None = Field(
         None,
         description="File for a line per change and per refused change. Without it, audit.jsonl "
-        'in the data folder; - is standard error, "" none.',
+        "in the data folder; - is standard error, off none.",
     )
     rate_limit: float = Field(
         0,
@@ -205,7 +205,10 @@ class Settings(BaseSettings):
     @property
     def audit_target(self) -> str:
         """Path of the audit log, ``-`` for standard error, empty for none."""
-        return str(self.data_dir / "audit.jsonl") if self.audit_log is None else self.audit_log
+        if self.audit_log is None:
+            return str(self.data_dir / "audit.jsonl")
+        # A variable that is empty counts as not set, so there is a word for it too.
+        return "" if self.audit_log == "off" else self.audit_log
 
     @property
     def cors_origins(self) -> tuple[str, ...]:

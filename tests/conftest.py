@@ -84,7 +84,7 @@ class AppClient:
         self.runner.run(self._lifespan.__aenter__())
         # Exceptions stay inside the application, as they do behind a real server.
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://test")
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send one request."""
@@ -140,7 +140,8 @@ def make_client(tiny_context: ServingContext) -> Iterator[MakeClient]:
         build = engine if callable(engine) else lambda _: engine
         app = create_app(
             context or tiny_context,
-            Settings(**settings),
+            # No audit log unless a test asks for one: the data folder is the checkout's.
+            Settings(**({"audit_log": ""} | settings)),
             build,
             check_interval_s=0.01,
             **(app_options or {}),

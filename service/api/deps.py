@@ -8,8 +8,10 @@ from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Query, Request
 
-from service.errors import BY_CODE, MEDIA_TYPE, AdminDisabledError, ClientClosedError, problem
+from gti_core.types import JsonDict
+from service.errors import ClientClosedError
 from service.onboarding.admin import Admin
+from service.problems import BY_CODE, MEDIA_TYPE, problem
 from service.runtime import Runtime
 
 _T = TypeVar("_T")
@@ -19,12 +21,12 @@ def _runtime(request: Request) -> Runtime:
     return cast(Runtime, request.app.state.runtime)
 
 
-def _admin(request: Request, runtime: Annotated[Runtime, Depends(_runtime)]) -> Admin:
-    # A page of another site may make a browser on this machine send requests here.
-    origin = request.headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-        raise AdminDisabledError("the request comes from a page of another origin")
+def _admin(runtime: Annotated[Runtime, Depends(_runtime)]) -> Admin:
     return runtime.admin()
+
+
+def _audit(request: Request) -> JsonDict:
+    return cast(JsonDict, request.state.audit)
 
 
 def _request_id(request: Request) -> str:
@@ -33,6 +35,8 @@ def _request_id(request: Request) -> str:
 
 RuntimeDep = Annotated[Runtime, Depends(_runtime)]
 AdminDep = Annotated[Admin, Depends(_admin)]
+AuditDep = Annotated[JsonDict, Depends(_audit)]
+"""Facts for the request's entry in the audit log; a route adds what it knows."""
 RequestIdDep = Annotated[str, Depends(_request_id)]
 LimitQuery = Annotated[int, Query(ge=1, le=500, description="Most entries of the page.")]
 CursorQuery = Annotated[
@@ -106,6 +110,9 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
         "detail": "body.k: at most 200",
         "errors": [{"loc": ["body", "k"], "msg": "at most 200"}],
     },
+    "unauthorized": {"detail": "the key is not valid"},
+    "forbidden_scope": {"detail": "the key's scope is read; this route needs admin"},
+    "rate_limited": {"detail": "too many requests: the next one may come in 1 s"},
     "admin_disabled": {"detail": "the service runs with --no-admin"},
     "item_conflict": {
         "detail": "'n-1' stands in the catalogue with other content, or out of service: send "

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from service import __version__
 from service.api.deps import RuntimeDep
 from service.runtime import Runtime
-from service.schemas import BundleInfo, CatalogInfo, InfoResponse, LimitsInfo
+from service.schemas import BundleInfo, CatalogInfo, InfoResponse, LimitsInfo, WorkersInfo
 from service.store.errors import StoreError
 
 router = APIRouter(prefix="/v1/info", tags=["info"])
@@ -34,6 +34,7 @@ async def info(runtime: RuntimeDep) -> InfoResponse:
             reserved_codes=[vocabulary.reserved(level) for level in range(vocabulary.levels)],
             codes_left=await _codes_left(runtime),
         ),
+        workers=await _workers(runtime),
         limits=LimitsInfo(
             max_k=settings.max_k,
             default_beam_width=settings.default_beam_width,
@@ -52,3 +53,11 @@ async def _codes_left(runtime: Runtime) -> int | None:
         return await runtime.codes_left()
     except StoreError:
         return None
+
+
+async def _workers(runtime: Runtime) -> WorkersInfo | None:
+    try:
+        found = await runtime.workers()
+    except StoreError:
+        return None
+    return WorkersInfo(ready=found.ready, starting=found.starting)

@@ -17,8 +17,8 @@ from service.errors import (
     SearchUnavailableError,
     UnknownItemsRefusedError,
     VersionNotServedError,
-    as_problem,
 )
+from service.problems import as_problem
 from service.recommender import Query, Ranked, Recommendation, Recommender, UnknownItemsError
 from service.runtime import Runtime
 from service.schemas import Problem

@@ -17,7 +17,7 @@ import pytest
 from test_cli import ROOT, environment
 
 from bench import onboarding, onboarding_quality
-from bench.onboarding import FILMS, Changes, made_up, summary
+from bench.onboarding import FILMS, FIRST, Changes, made_up, summary, table
 from bench.onboarding_load import (
     Answer,
     Book,
@@ -66,10 +66,17 @@ def test_latencies_leave_failures_out_but_count_them() -> None:
 
 
 def test_ratios_are_to_the_stretch_without() -> None:
-    parts = {"without": [answer(0, 0.2)], "with": [answer(0, 0.3)], "publish": []}
+    parts = {
+        "without": [answer(0, 0.2)],
+        "with": [answer(0, 0.3)],
+        "publish": [answer(0, 0.6)],
+        "job": [],
+        "sham": [answer(0, 0.4)],
+    }
     found = compared(parts)
     assert found["with_to_without"] == {"p50": 1.5, "p99": 1.5}
-    assert found["publish_to_without"] == {"p50": None, "p99": None}
+    assert found["publish_to_sham"] == {"p50": 1.5, "p99": 1.5}
+    assert found["job_to_without"] == {"p50": None, "p99": None}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +105,7 @@ def test_versions_that_may_answer() -> None:
 
     assert allowed(0, 0.5) == {7}
     assert allowed(0, 1.5) == {7, 2}
+    assert allowed(1.5, 3) == {7, 2}
     assert allowed(2, 3) == {2}  # in force when the answer to the change has come
     assert allowed(3, 4.5) == {2, 1}
     assert allowed(0, 9) == {7, 2, 1}
@@ -195,7 +203,7 @@ def test_films_are_new_and_their_histories_are_not() -> None:
     titles = {item.title for item in catalog}
     genres = {genre for item in catalog for genre in item.attributes["genres"]}
     assert len(FILMS) >= 20
-    for film in FILMS:
+    for film in (*FILMS, FIRST):
         assert film.title not in titles
         assert set(film.genres) <= genres
         assert all(item_id in catalog for item_id in film.history)
@@ -245,6 +253,11 @@ def test_publishing_and_replay_over_the_fake_engine(
     again = asyncio.run(run.replay(groups))
     assert again["violated"] == []
     assert again["publish"]["equal_share"] == again["between"]["equal_share"] == 1.0
+    films = {"quiet_summary": {"films": 1}, "under_load_summary": {"films": 2}}
+    parts = {"starts": [{"ready_s": 1.0}], "films": films, "batches": {"summary": []}}
+    lines = table({**parts, "publishing": found, "replay": again}).splitlines()
+    assert "films, under load: films 2" in lines
+    assert any(line.startswith("overlapping a publish") for line in lines)
 
     # The check can fail: an answer that says another version's name is found out.
     liar = replace(groups["publish"][0], items=(("a1", -0.5),))
@@ -258,7 +271,7 @@ def test_jobs_that_do_not_get_live_change_nothing(server: Server) -> None:
             job = await changes.onboard([{"item_id": "n1", "title": "reject"}])
             assert (job["state"], job["why"]) == (
                 "rejected",
-                ["unlike its text", "1 item did not pass"],
+                ["unlike its text", "no item passed"],
             )
             many = [{"item_id": f"n{n}", "title": f"T{n}"} for n in range(3)]
             job = await changes.onboard(many)

@@ -102,7 +102,7 @@ def test_closed_connection_frees_the_engine(
         body = b'{"history": ["a1"]}'
         with socket.create_connection(listener.getsockname()) as connection:
             connection.sendall(
-                b"POST /v1/recommendations HTTP/1.1\r\nHost: test\r\n"
+                b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\n"
                 b"Content-Type: application/json\r\n"
                 b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
             )

@@ -72,6 +72,8 @@ def test_info(client: Any) -> None:
         "default_beam_width": 20,
         "max_beam_width": 256,
         "max_history": 1000,
+        "max_listed": 10_000,
+        "max_batch": 100,
         "prompt_history": 4,
         "max_body_bytes": 1048576,
     }
@@ -262,7 +264,7 @@ def test_client_that_leaves_frees_the_engine(make_client: Any, tiny_model: Servi
             "method": "POST",
             "path": "/v1/recommendations",
             "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
             "http_version": "1.1",
             "scheme": "http",
             "server": ("test", 80),

@@ -10,15 +10,9 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from service.engine.base import EngineDeadError, EngineError, PromptTooLongError
-from service.errors import (
-    BY_CODE,
-    TABLE,
-    ItemNotFoundError,
-    RequestInvalidError,
-    ServiceError,
-    kind_of,
-    problem_response,
-)
+from service.errors import ItemNotFoundError, RequestInvalidError, ServiceError
+from service.problem_table import TABLE
+from service.problems import BY_CODE, kind_of, problem_response
 
 DOC = Path(__file__).parents[3] / "docs" / "errors.md"
 

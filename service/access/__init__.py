@@ -1,0 +1,1 @@
+"""Who may call what: keys, the gate in front of every route, rate limit, audit log."""
