@@ -26,6 +26,7 @@ from gti_core.bundle.format import Bundle, load_bundle
 from gti_core.data.prepared import PreparedData
 from gti_core.data.splits import EvalCase, Split
 from gti_core.evaluation.metrics import means, metrics_of_ranks, paired_bootstrap, ranks_of_targets
+from gti_core.fusion import fuse
 from gti_core.onboarding.gate import GateOptions
 from gti_core.onboarding.grounder import GrounderOptions, OnlineGrounder
 from gti_core.onboarding.probes import ProbeBeams, rank_probes, search_prefixes
@@ -125,6 +126,7 @@ class Judge:
 
     def __init__(self, bundle: Bundle, cases: Sequence[Case], cache_dir: Path) -> None:
         self._lm = bundle_model(bundle, cache_dir=cache_dir, dtype="bfloat16")
+        fuse(self._lm.backbone)
         self._bundle = bundle
         self._cases = cases
         self._base = CatalogState.of(bundle.catalog, bundle.vocabulary)

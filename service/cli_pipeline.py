@@ -301,7 +301,7 @@ def demo(
         Path | None, typer.Option("--output", "-o", help="The bundle; default WORK/bundle.")
     ] = None,
     ground_epochs: Annotated[float, typer.Option(help="As in gti ground.")] = 2.0,
-    epochs: Annotated[float, typer.Option(help="As in gti finetune.")] = 2.5,
+    epochs: Annotated[float, typer.Option(help="As in gti finetune.")] = 2.0,
     data_dir: CacheDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Train the demo bundle from nothing (hours)."""

@@ -7,18 +7,15 @@ codes of the known items that it resembles, and gets a reserved code of its own 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gti_core.errors import GroundingError, ReserveExhaustedError
-from gti_core.types import FloatArray, IntArray, LongArray, Sid
+from gti_core.types import FloatArray, LongArray, Sid
 from gti_core.vocabulary import SidVocabulary
 
-VOTERS = 10
-"""Nearest known items that decide on the prefix."""
 _SHARPNESS = 10.0
 
 
@@ -68,21 +65,6 @@ def neighbour_weights(near: Neighbours, popularity: FloatArray) -> FloatArray:
     alike = np.exp(_SHARPNESS * (near.similarity - near.similarity[:, :1]))
     weights: FloatArray = alike * np.sqrt(1.0 + popularity[near.rows])
     return weights.astype(np.float32)
-
-
-def choose_prefix(sids: IntArray, rows: LongArray, weights: FloatArray) -> Sid:
-    """The first L - 1 codes that an item's neighbours have most in common.
-
-    Args:
-        sids: SIDs by catalogue row, [N, L].
-        rows: neighbours, nearest first, [R].
-        weights: of each, [R].
-    """
-    votes: dict[Sid, float] = defaultdict(float)
-    for row, weight in zip(rows[:VOTERS], weights[:VOTERS], strict=True):
-        votes[tuple(int(code) for code in sids[row, :-1])] += float(weight)
-    # The first of equals: that of the nearest item.
-    return max(votes, key=lambda prefix: votes[prefix])
 
 
 def assign_new(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,71 +16,12 @@ from gti_core.lm import SidLM
 from gti_core.onboarding.assign import Neighbours
 from gti_core.onboarding.contexts import Contexts, last_states, log_norms, with_rows
 from gti_core.onboarding.fit import Evidence
+from gti_core.onboarding.own import EvidenceOptions, OwnPrompts
 from gti_core.prompts import AppendOnlyPrompt
 from gti_core.types import FloatArray, IntArray, LongArray, Sid
 
 _Part = tuple[FloatArray, FloatArray, FloatArray]
 """States [n, D], their log norms [n], and what is wanted in them [n, M]."""
-
-
-@dataclass(frozen=True)
-class EvidenceOptions:
-    """How evidence is put together.
-
-    Args:
-        histories: made-up histories per item.
-        history_length: items of each.
-        neighbours: known items that they are drawn from.
-        wanted_text: probability wanted after the item's own text.
-        wanted_made_up: after a made-up history.
-        wanted_logged: share of a neighbour's own probability wanted where the neighbour was chosen.
-        same_prefix: most states of other items with the same prefix.
-        elsewhere: most states of other prefixes, and of other levels.
-    """
-
-    histories: int = 12
-    history_length: int = 4
-    neighbours: int = 12
-    wanted_text: float = 0.8
-    wanted_made_up: float = 0.5
-    wanted_logged: float = 0.5
-    same_prefix: int = 256
-    elsewhere: int = 512
-
-
-def made_up_histories(
-    neighbours: LongArray, weights: FloatArray, count: int, length: int, rng: random.Random
-) -> list[list[int]]:
-    """Histories of items that resemble one item: catalogue rows, the likeliest mostly last.
-
-    Args:
-        neighbours: catalogue rows, [R].
-        weights: chance of each, not normalized, [R].
-        count: histories wanted.
-        length: items of each.
-        rng: draws.
-    """
-    histories = []
-    rows = neighbours.tolist()
-    for _ in range(count):
-        left, chances, history = list(rows), weights.tolist(), []
-        for _ in range(min(length, len(rows))):
-            place = rng.choices(range(len(left)), chances)[0]
-            history.append(left.pop(place))
-            chances.pop(place)
-        history.reverse()
-        histories.append(history)
-    return histories
-
-
-def history_prompts(
-    histories: Sequence[Sequence[int]], sids: IntArray, prompt: AppendOnlyPrompt, lm: SidLM
-) -> list[list[int]]:
-    """Prompts of histories of catalogue rows."""
-    return [
-        prompt.token_ids([tuple(sids[row].tolist()) for row in history], lm.vocabulary)
-        for history in histories
-    ]
 
 
 class EvidenceMaker:
@@ -127,53 +67,37 @@ class EvidenceMaker:
     def for_group(
         self,
         prefix: Sid,
-        texts: Sequence[Sequence[Sequence[int]]],
+        prompts: Sequence[OwnPrompts],
         near: Neighbours,
-        weights: FloatArray,
     ) -> Evidence:
         """Evidence for M items that share a prefix.
 
         Args:
             prefix: their first L - 1 codes.
-            texts: per item, prompts of its own text, as token ids.
+            prompts: of each item.
             near: their neighbours.
-            weights: chance of each neighbour to stand in a made-up history, [M, R].
         """
         parts = [
-            self._asked(prefix, texts, near, weights),
+            self._asked(prefix, prompts),
             self._logged(prefix, near),
-            self._elsewhere(prefix, len(texts)),
+            self._elsewhere(prefix, len(prompts)),
         ]
         hidden, norms, wanted = (np.concatenate(column) for column in zip(*parts, strict=True))
         return Evidence(hidden, norms, wanted, np.ones(len(hidden), dtype=np.float32))
 
-    def _asked(
-        self,
-        prefix: Sid,
-        texts: Sequence[Sequence[Sequence[int]]],
-        near: Neighbours,
-        weights: FloatArray,
-    ) -> _Part:
+    def _asked(self, prefix: Sid, items: Sequence[OwnPrompts]) -> _Part:
         """(a) and the made-up half of (b)."""
         options = self._options
-        prompts: list[list[int]] = []
+        prompts: list[Sequence[int]] = []
         wanted: list[tuple[int, float]] = []
-        for number, own in enumerate(texts):
-            histories = made_up_histories(
-                near.rows[number, : options.neighbours],
-                weights[number, : options.neighbours],
-                options.histories,
-                options.history_length,
-                self._rng,
-            )
-            made_up = history_prompts(histories, self._sids, self._prompt, self._lm)
-            prompts.extend([*map(list, own), *made_up])
-            wanted.extend([(number, options.wanted_text)] * len(own))
-            wanted.extend([(number, options.wanted_made_up)] * len(made_up))
+        for number, own in enumerate(items):
+            prompts.extend([*own.texts, *own.histories])
+            wanted.extend([(number, options.wanted_text)] * len(own.texts))
+            wanted.extend([(number, options.wanted_made_up)] * len(own.histories))
         codes = self._lm.vocabulary.token_ids(prefix)
         states = last_states(self._lm, [[*prompt, *codes] for prompt in prompts])
         norms = log_norms(self._lm, states, self._lm.vocabulary.active_mask).numpy()
-        targets = np.zeros((len(prompts), len(texts)), dtype=np.float32)
+        targets = np.zeros((len(prompts), len(items)), dtype=np.float32)
         for place, (number, value) in enumerate(wanted):
             targets[place, number] = value
         hidden = states.numpy()

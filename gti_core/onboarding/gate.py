@@ -27,7 +27,7 @@ class GateOptions:
         most_lists: largest share of the probes' lists that one new item may stand in.
         least_ability: share of old items that their own text must lead to for texts to be asked;
             a model below it is asked by histories of similar items instead.
-        least_similarity: of the text to the nearest known item's, where texts can't be asked.
+        least_similarity: of the text to the nearest known item's.
     """
 
     k: int = 10
@@ -114,7 +114,8 @@ def judge(
                 f"{int(found.sum())} of {len(found)} prompts ({asked_by}) lead to it within "
                 f"{options.own_k}; at least {options.least_own:.0%} must"
             )
-        if not by_text and alike < options.least_similarity:
+        # A row can be fitted to any text, so leading back to it is not enough.
+        if alike < options.least_similarity:
             complaints.append(
                 f"its text is unlike every known item's: similarity {alike:.2f}, at least "
                 f"{options.least_similarity:.2f} is needed"

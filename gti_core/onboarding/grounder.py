@@ -20,12 +20,18 @@ from gti_core.errors import GroundingError
 from gti_core.onboarding.assign import (
     Neighbours,
     assign_new,
-    choose_prefix,
     nearest_items,
     neighbour_weights,
 )
 from gti_core.onboarding.batch import Asked, Batch
 from gti_core.onboarding.gate import BatchVerdict, GateOptions, judge
+from gti_core.onboarding.own import (
+    EvidenceOptions,
+    OwnPrompts,
+    history_prompts,
+    made_up_histories,
+    text_prompts,
+)
 from gti_core.onboarding.proposal import ItemVerdict, Proposal, Report
 from gti_core.types import FloatArray, Sid
 
@@ -53,12 +59,14 @@ class GrounderOptions:
 
     Args:
         gate: limits.
+        evidence: what a row is fitted to.
         ridge: pull of a row towards its start, see `gti_core.onboarding.fit`.
         seed: of everything that is drawn.
     """
 
     gate: GateOptions = field(default_factory=GateOptions)
-    ridge: float = 0.1
+    evidence: EvidenceOptions = field(default_factory=EvidenceOptions)
+    ridge: float = 0.01
     seed: int = 0
 
 
@@ -137,6 +145,7 @@ class OnlineGrounder:
     ) -> Proposal:
         """See `Grounder.propose`."""
         from gti_core.onboarding.assets import text_of_item, vectors_of
+        from gti_core.onboarding.choice import candidate_prefixes, choose_prefixes
 
         count = len(items)
         report("encoding", 0, count)
@@ -154,12 +163,17 @@ class OnlineGrounder:
         popularity = np.array([item.popularity for item in state.catalog], dtype=np.float32)
         weights = neighbour_weights(near, popularity)
         sids = state.catalog.sids
-        prefixes = [
-            choose_prefix(sids, near.rows[number], weights[number]) for number in range(count)
+        candidates = [
+            candidate_prefixes(sids, near.rows[number], weights[number]) for number in range(count)
         ]
-        assign_new(prefixes, state.vocabulary, first_code)  # too many items: say so before the work
+        # Too many items: say so before the work.
+        assign_new([(0,) * (sids.shape[1] - 1)] * count, state.vocabulary, first_code)
+        prompts = self._prompts(state, plain, near, weights)
+        prefixes = choose_prefixes(
+            self._lm, state.index, prompts, candidates, by_text=self._by_text
+        )
         report("grounding", 0, count)
-        rows = self._ground(state, plain, prefixes, near, weights, report)
+        rows = self._ground(state, prompts, prefixes, near, report)
         report("validating", 0, count)
         batch = Batch(state, plain, prefixes, rows, first_code)
         asked = self._ask(batch, near, weights)
@@ -222,17 +236,43 @@ class OnlineGrounder:
         ]
         return nearest_items(new, known, np.array(candidates, dtype=np.int64), NEIGHBOURS)
 
-    def _ground(
+    def _prompts(
         self,
         state: CatalogState,
         items: Sequence[Item],
-        prefixes: Sequence[Sid],
         near: Neighbours,
         weights: FloatArray,
+    ) -> list[OwnPrompts]:
+        """What each item is to be found by: its texts, and histories of items like it."""
+        options = self._options.evidence
+        rng = random.Random(f"fit/{self._options.seed}")
+        found = []
+        for number, item in enumerate(items):
+            histories = [
+                history
+                for length in options.lengths
+                for history in made_up_histories(
+                    near.rows[number, : options.neighbours],
+                    weights[number, : options.neighbours],
+                    options.histories,
+                    length,
+                    rng,
+                )
+            ]
+            prompts = history_prompts(histories, state.catalog.sids, self._bundle.prompt, self._lm)
+            found.append(OwnPrompts(self._texts(item), prompts, list(map(frozenset, histories))))
+        return found
+
+    def _ground(
+        self,
+        state: CatalogState,
+        prompts: Sequence[OwnPrompts],
+        prefixes: Sequence[Sid],
+        near: Neighbours,
         report: Report,
     ) -> tuple[FloatArray, FloatArray | None]:
         """Input and output rows of the items' new codes, [M, D]; the latter None when tied."""
-        from gti_core.onboarding.evidence import EvidenceMaker, EvidenceOptions
+        from gti_core.onboarding.evidence import EvidenceMaker
         from gti_core.onboarding.fit import fit_rows
 
         maker = EvidenceMaker(
@@ -241,7 +281,7 @@ class OnlineGrounder:
             self._assets.contexts,
             state.catalog.sids,
             self._nothing if state.rows is None else state.rows.output,
-            EvidenceOptions(),
+            self._options.evidence,
             self._options.seed,
         )
         start_in = self._copied(state, near, self._lm.rows_in)
@@ -254,13 +294,12 @@ class OnlineGrounder:
         for prefix, members in groups.items():
             evidence = maker.for_group(
                 prefix,
-                [self._texts(items[number]) for number in members],
+                [prompts[number] for number in members],
                 Neighbours(near.rows[members], near.similarity[members]),
-                weights[members],
             )
             found[members] = fit_rows(start_out[members], evidence, ridge=self._options.ridge)
             done += len(members)
-            report("grounding", done, len(items))
+            report("grounding", done, len(prompts))
         return (found, None) if self._lm.tied else (start_in, found)
 
     @property
@@ -276,30 +315,7 @@ class OnlineGrounder:
         return copied.copy()
 
     def _texts(self, item: Item) -> list[list[int]]:
-        """Prompts made of an item's own text, as token ids."""
-        from gti_core.grounding.corpus import (
-            TO_SID,
-            GroundingCorpus,
-            description_of,
-            families_of,
-        )
-        from gti_core.lm import encode_text
-        from gti_core.text import clean_text
-
-        search = self._bundle.search
-        prompts: list[list[int]] = []
-        if search is not None:
-            for text in (item.title, f"{item.title} {description_of(item)}"):
-                cleaned = clean_text(text, 500)
-                if cleaned:
-                    prompts.append(search.token_ids(encode_text(self._tokenizer, cleaned)))
-        levels = self._lm.vocabulary.levels
-        whole = Item(item.item_id, (0,) * levels, item.title, item.description, item.attributes)
-        families = [family for family in families_of(whole) if family in TO_SID]
-        if families:
-            corpus = GroundingCorpus([whole], self._lm.vocabulary, self._tokenizer)
-            prompts.extend(list(corpus.example(0, family).prompt) for family in families)
-        return prompts
+        return text_prompts(item, self._tokenizer, self._bundle.search, self._lm.vocabulary)
 
     def _ability(self) -> float:
         """Share of old items that stand in the first ``own_k`` after their own text."""
@@ -316,8 +332,6 @@ class OnlineGrounder:
 
     def _ask(self, batch: Batch, near: Neighbours, weights: FloatArray) -> Asked:
         """Search the prompts that new items are to be found by."""
-        from gti_core.onboarding.evidence import history_prompts, made_up_histories
-
         rng = random.Random(f"own/{self._options.seed}")
         after = batch.state.apply(batch.delta(list(range(len(batch.items)))))
         prompts: list[list[int]] = []

@@ -160,6 +160,21 @@ PHANTOM = {
 }
 
 
+def onboarded(base: str, *items: dict) -> dict:
+    """Post items and wait for the job's end."""
+    key = {"Idempotency-Key": items[0]["item_id"]}
+    deadline = time.monotonic() + 420
+    while True:
+        # The first job waits for the worker, which reads histories once per data folder.
+        posted = httpx.post(
+            f"{base}/v1/admin/items?wait=30", json={"items": items}, headers=key, timeout=60
+        )
+        job = posted.raise_for_status().json()
+        if job["state"] in ("live", "rejected", "failed"):
+            return job
+        assert time.monotonic() < deadline, job
+
+
 def test_a_film_that_came_later_is_onboarded_recommended_and_retired(server):
     base = re.search(r"http://[\d.:]+", server.output)[0]
     body = {"history": ["50", "172", "181"], "k": 50, "beam_width": 100}
@@ -171,20 +186,67 @@ def test_a_film_that_came_later_is_onboarded_recommended_and_retired(server):
         return PHANTOM["item_id"] in {item["item_id"] for item in items}
 
     assert not recommended(1)
-    key = {"Idempotency-Key": "phantom"}
-    deadline = time.monotonic() + 420
-    job = {"state": "queued"}
-    # The first job waits for the worker, which reads histories once per data folder.
-    while job["state"] not in ("live", "rejected", "failed"):
-        assert time.monotonic() < deadline, job
-        posted = httpx.post(
-            f"{base}/v1/admin/items?wait=30", json={"items": [PHANTOM]}, headers=key, timeout=60
-        )
-        job = posted.raise_for_status().json()
+    job = onboarded(base, PHANTOM)
     assert job["state"] == "live", job
     assert recommended(job["version"])
     gone = httpx.delete(f"{base}/v1/admin/items/{PHANTOM['item_id']}", timeout=60)
     assert not recommended(gone.raise_for_status().json()["version"])
+
+
+def test_a_film_passes_the_gate_and_a_kitchen_sink_does_not(server):
+    base = re.search(r"http://[\d.:]+", server.output)[0]
+    matrix = {
+        "item_id": "tt0133093",
+        "title": "The Matrix (1999)",
+        "attributes": {"year": 1999, "genres": ["Action", "Sci-Fi", "Thriller"]},
+    }
+    sink = {"item_id": "sink-1", "title": "Stainless steel kitchen sink 60x40, with drain"}
+    job = onboarded(base, matrix, sink)
+    assert job["state"] == "live", job
+    passed = {item["item_id"]: item["passed"] for item in job["items"]}
+    assert passed == {"tt0133093": True, "sink-1": False}
+    [refused] = [item for item in job["items"] if not item["passed"]]
+    assert "unlike every known item's" in refused["reasons"][0]
+    assert refused["figures"]["similarity"] < 0.35
+    assert httpx.get(f"{base}/v1/items/sink-1", timeout=60).status_code == 404
+    # It is found by its own text, and no more once it is retired.
+    asked = {"query": "The Matrix", "k": 20, "min_version": job["version"]}
+
+    def found() -> set[str]:
+        answer = httpx.post(f"{base}/v1/recommendations", json=asked, timeout=120)
+        return {item["item_id"] for item in answer.raise_for_status().json()["items"]}
+
+    assert "tt0133093" in found()
+    gone = httpx.delete(f"{base}/v1/admin/items/tt0133093", timeout=60).raise_for_status().json()
+    asked["min_version"] = gone["version"]
+    assert "tt0133093" not in found()
+
+
+def test_filters_and_queries_reach_the_engine(server):
+    base = re.search(r"http://[\d.:]+", server.output)[0]
+
+    def ask(**body):
+        answer = httpx.post(f"{base}/v1/recommendations", json=body, timeout=120)
+        return answer.raise_for_status().json()["items"]
+
+    history = ["50", "172", "181"]
+    films = {item.item_id: item for item in movielens_100k().items}
+    comedies = ask(
+        history=history,
+        k=10,
+        filters=[
+            {"attribute": "genres", "any_of": ["Comedy"]},
+            {"attribute": "year", "at_least": 1990, "at_most": 1996},
+        ],
+    )
+    assert len(comedies) == 10
+    for item in comedies:
+        attributes = films[item["item_id"]].attributes
+        assert "Comedy" in attributes["genres"]
+        assert 1990 <= attributes["year"] <= 1996
+    some = [item["item_id"] for item in ask(history=history, k=3, include_items=["1", "96", "7"])]
+    assert sorted(some) == ["1", "7", "96"]
+    assert "1" in {item["item_id"] for item in ask(query="Toy Story", k=10)}
 
 
 def test_sigterm_ends_the_server_with_exit_0(server):

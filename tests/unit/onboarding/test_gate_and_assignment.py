@@ -9,11 +9,12 @@ from gti_core.errors import GroundingError, ReserveExhaustedError
 from gti_core.onboarding.assign import (
     Neighbours,
     assign_new,
-    choose_prefix,
     nearest_items,
     neighbour_weights,
 )
+from gti_core.onboarding.choice import VOTERS, best_prefix, candidate_prefixes
 from gti_core.onboarding.gate import BatchVerdict, GateOptions, judge
+from gti_core.onboarding.probes import ProbeBeams
 from gti_core.types import LongArray
 from gti_core.vocabulary import SidVocabulary
 
@@ -34,15 +35,46 @@ def test_neighbours_come_from_the_rows_allowed() -> None:
         nearest_items(unit((1, 0)), known, np.array([], dtype=np.int64), 2)
 
 
-def test_the_prefix_is_what_near_and_popular_items_share() -> None:
+def test_near_and_popular_items_vote_for_their_prefixes() -> None:
     sids = np.array([[0, 0, 0], [1, 1, 0], [1, 1, 1], [2, 2, 0]], dtype=np.int32)
     near = Neighbours(
         np.array([[0, 1, 2, 3]]), np.array([[0.80, 0.79, 0.79, 0.10]], dtype=np.float32)
     )
     equal = neighbour_weights(near, np.zeros(4, np.float32))
-    assert choose_prefix(sids, near.rows[0], equal[0]) == (1, 1)
+    votes = candidate_prefixes(sids, near.rows[0], equal[0])
+    assert max(votes, key=lambda prefix: votes[prefix]) == (1, 1)
+    assert sum(votes.values()) == pytest.approx(1.0)
     loved = neighbour_weights(near, np.array([900, 1, 1, 10_000], np.float32))
-    assert choose_prefix(sids, near.rows[0], loved[0]) == (0, 0), "far items have no voice"
+    votes = candidate_prefixes(sids, near.rows[0], loved[0])
+    assert max(votes, key=lambda prefix: votes[prefix]) == (0, 0), "far items have no voice"
+
+
+def test_items_beyond_the_voters_are_candidates_without_a_vote() -> None:
+    sids = np.array([[n, 0, 0] for n in range(VOTERS + 3)], dtype=np.int32)
+    weights = np.ones(VOTERS + 3, dtype=np.float32)
+    votes = candidate_prefixes(sids, np.arange(VOTERS + 3), weights)
+    assert len(votes) == VOTERS + 3
+    assert votes[(VOTERS, 0)] == 0.0
+    assert votes[(0, 0)] == pytest.approx(1 / VOTERS)
+
+
+def test_the_beams_decide_between_candidates() -> None:
+    prefixes = np.array([[[5, 5], [1, 1]], [[2, 2], [1, 1]], [[9, 9], [9, 8]]], dtype=np.int32)
+    scores = np.array([[-1, -2], [-1, -2], [-1, -np.inf]], dtype=np.float32)
+    empty = np.zeros((3, 2, 1), dtype=np.float32)
+    beams = ProbeBeams(
+        prefixes, scores, empty, scores, np.full(3, -1, dtype=np.int64), (frozenset(),) * 3
+    )
+    both, none = np.array([0, 1]), np.array([], dtype=np.int64)
+    assert best_prefix(beams, both, none, {(1, 1): 0.0, (2, 2): 0.0}) == (1, 1)
+    assert best_prefix(beams, both, none, {(1, 1): 0.0, (2, 2): 0.5}) == (2, 2), "votes count too"
+    assert best_prefix(beams, np.array([1]), none, {(1, 1): 0.0, (2, 2): 0.0}) == (2, 2)
+    assert best_prefix(beams, np.array([2]), none, {(9, 8): 0.0, (3, 3): 0.1}) == (3, 3)
+    assert best_prefix(beams, none, none, {(3, 3): 0.1, (4, 4): 0.9}) == (4, 4)
+    # Histories are for known neighbours' prefixes only; the text brings its own.
+    assert best_prefix(beams, np.array([0]), none, {(3, 3): 0.1}) == (3, 3)
+    assert best_prefix(beams, none, np.array([0]), {(3, 3): 0.1}) == (5, 5)
+    assert best_prefix(beams, np.array([1]), np.array([0]), {(1, 1): 0.0}) == (1, 1)
 
 
 def test_every_item_gets_a_code_of_its_own() -> None:
@@ -130,6 +162,7 @@ def test_an_item_that_stands_in_everybodys_list_is_refused() -> None:
     assert "100.0% of the lists" in found.items[0].reasons[0]
 
 
-def test_a_text_unlike_anything_known_is_refused_where_texts_can_not_be_asked() -> None:
-    assert not verdict(similarity=0.1, by_text=False).passed
-    assert verdict(similarity=0.1, by_text=True).passed
+def test_a_text_unlike_anything_known_is_refused() -> None:
+    for by_text in (False, True):
+        found = verdict(similarity=0.1, by_text=by_text)
+        assert "unlike every known item's: similarity 0.10" in found.items[0].reasons[0]
