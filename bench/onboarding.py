@@ -170,7 +170,8 @@ class Changes:
         if job["error"] is not None:
             why.append(job["error"])
         if job["state"] == "live":
-            added = [item["item_id"] for item in items]
+            refused = {item["item_id"] for item in job["items"] if item["passed"] is False}
+            added = [item["item_id"] for item in items if item["item_id"] not in refused]
             self.book.moved(job["version"], added=added)
             if self._histories is not None:
                 self._histories.added += added
@@ -272,19 +273,18 @@ class Changes:
 
 
 def summary(size: int, rows: Sequence[JsonDict]) -> JsonDict:
-    """Batches of one size: jobs sent first (not those sent again), and items per second."""
+    """Batches of one size, and items per second: judged, and of those served."""
     those = [row for row in rows if row["size"] == size]
-    first = [row["state"] for row in those if not row["again"]]
-    refused = sorted({state for state in first if state.startswith("refused")})
-    rates = {name: [r["items_per_s"] for r in those if r["state"] == name] for name in JUDGED}
+    states = [row["state"] for row in those]
+    judged = [row for row in those if row["state"] in JUDGED]
     return {
         "size": size,
-        "jobs": len(first),
-        **{name: first.count(name) for name in JUDGED},
-        "refused": refused or None,
-        "items_failed": sum(row["items_failed"] for row in those if not row["again"]),
-        "live_items_per_s": middle_and_most(rates["live"])["median"],
-        "judged_items_per_s": middle_and_most([*rates["live"], *rates["rejected"]])["median"],
+        "jobs": len(those),
+        **{name: states.count(name) for name in JUDGED},
+        "refused": sorted({state for state in states if state.startswith("refused")}) or None,
+        "items_failed": sum(row["items_failed"] for row in those),
+        "live_items_per_s": middle_and_most([row["live_per_s"] for row in judged])["median"],
+        "judged_items_per_s": middle_and_most([row["items_per_s"] for row in judged])["median"],
     }
 
 

@@ -179,12 +179,18 @@ def test_largest_move_is_of_items_in_both() -> None:
 
 
 def test_summary_of_batches() -> None:
-    row = {"size": 10, "again": 0, "state": "rejected", "items_per_s": 2.0, "items_failed": 1}
-    again = row | {"again": 1, "state": "live", "items_per_s": 4.0, "items_failed": 0}
-    full = row | {"size": 1000, "state": "refused before any work: 409", "items_per_s": None}
-    found = summary(10, [row, again, full])
-    assert (found["jobs"], found["live"], found["rejected"]) == (1, 0, 1)
-    assert (found["items_failed"], found["live_items_per_s"]) == (1, 4.0)
+    row = {
+        "size": 10,
+        "state": "rejected",
+        "items_per_s": 2.0,
+        "live_per_s": 0.0,
+        "items_failed": 10,
+    }
+    other = row | {"state": "live", "items_per_s": 4.0, "live_per_s": 3.0, "items_failed": 2}
+    full = row | {"size": 1000, "state": "refused before any work: 409", "items_failed": 0}
+    found = summary(10, [row, other, full])
+    assert (found["jobs"], found["live"], found["rejected"]) == (2, 1, 1)
+    assert (found["items_failed"], found["live_items_per_s"]) == (12, 1.5)
     assert found["judged_items_per_s"] == 3.0
     assert summary(1000, [row, full])["refused"] == ["refused before any work: 409"]
 
