@@ -139,6 +139,9 @@ def ground(
     epochs: Annotated[float, typer.Option(help="Passes over two pairs per item.")] = 2.0,
     batch_size: Annotated[int, typer.Option(help="Pairs per step.")] = 32,
     lr: Annotated[float, typer.Option(help="Peak learning rate of the new rows.")] = 3e-3,
+    whitening: Annotated[
+        float, typer.Option(help="Of objective whitened: 0 as the texts lie, 1 orthogonal.")
+    ] = 0.75,
     dtype: Annotated[
         str, typer.Option(help="Of the frozen backbone: bfloat16 or float32.")
     ] = "bfloat16",
@@ -151,7 +154,7 @@ def ground(
     from gti_core.tuning.config import LoopConfig
 
     loop = LoopConfig(epochs=epochs, batch_size=batch_size, rows_lr=lr, seed=seed)
-    options = stage.GroundOptions(init, objective, dtype, loop)
+    options = stage.GroundOptions(init, objective, dtype, loop, whitening)
     with steps("ground") as progress:
         done = stage.ground(
             input,

@@ -32,10 +32,6 @@ from gti_core.vocabulary import SidVocabulary
 RIDGE = 1.0
 """Weight of |delta|^2: a code of one item keeps half of that item's deviation."""
 
-WHITENING = 0.75
-"""Power taken off the singular values by objective "whitened": 0 leaves rows as they are, 1 makes
-them orthogonal and forgets the texts. See docs/results.md for what lies between."""
-
 
 @torch.no_grad()
 def text_vectors(

@@ -46,6 +46,9 @@ class GroundOptions:
             a regression replaces it.
         dtype: of the frozen backbone; the rows are float32 always.
         loop: training settings.
+        whitening: of objective "whitened": the power taken off the rows' singular values, 0 to 1.
+            0 leaves the regression as it is, 1 makes rows orthogonal and forgets the texts;
+            docs/results.md shows what lies between.
     """
 
     initialization: str = "mean"
@@ -54,8 +57,11 @@ class GroundOptions:
     loop: LoopConfig = field(
         default_factory=lambda: LoopConfig(epochs=3.0, batch_size=16, rows_lr=1e-3)
     )
+    whitening: float = 0.75
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.whitening <= 1.0:
+            raise PipelineError(f"whitening must lie between 0 and 1, got {self.whitening}")
         for value, allowed in (
             (self.initialization, INITIALIZATIONS),
             (self.objective, OBJECTIVES),
@@ -145,11 +151,12 @@ class _Start:
     def rows(self, matrix: Tensor, seed: int) -> Tensor:
         """Rows at the scale of a matrix of the backbone, shape [S, D], float32."""
         from gti_core.grounding.initialize import mean_rows, random_rows, text_mean_rows
-        from gti_core.grounding.regression import WHITENING, regression_rows
+        from gti_core.grounding.regression import regression_rows
 
         count, catalog = self._vocabulary.rows, self._tokens.catalog
         if self._options.objective in FITTED:
-            whitening = WHITENING if self._options.objective == "whitened" else 0.0
+            options = self._options
+            whitening = options.whitening if options.objective == "whitened" else 0.0
             return regression_rows(
                 self._vectors, catalog.sids, self._vocabulary, matrix, whitening=whitening
             )

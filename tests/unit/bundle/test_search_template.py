@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gti_core.bundle import DEMO_BUNDLE, Bundle, load_bundle, materialize, tokenizer_folder
+from gti_core.bundle import Bundle, load_bundle, materialize, tokenizer_folder
 from gti_core.errors import BundleError
 from gti_core.pipeline.export import export_bundle
 from gti_core.pipeline.finetune import FinetuneOptions, finetune, load_finetuned
@@ -33,7 +33,6 @@ def edited(bundle: Path, target: Path, search: Any) -> Bundle:
 def test_a_bundle_of_old_has_no_search(tiny_bundle: Path) -> None:
     assert "search" not in json.loads((tiny_bundle / "manifest.json").read_text())
     assert load_bundle(tiny_bundle).search is None
-    assert "search" not in json.loads((DEMO_BUNDLE / "manifest.json").read_text())
 
 
 def test_null_is_no_search(tiny_bundle: Path, tmp_path: Path) -> None:
