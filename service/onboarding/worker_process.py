@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from gti_core.bundle.delta import CatalogState
 from gti_core.bundle.format import Bundle
@@ -58,7 +59,7 @@ def work(
     Raises:
         GtiError: the grounder can't be loaded.
     """
-    os.nice(NICENESS)
+    step_back()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     if parent is not None:
@@ -72,6 +73,15 @@ def work(
         logger.info("the worker is ready")
         ready()
         worker.run(threading.Event())
+
+
+def step_back() -> None:
+    """Let the engine go first: its threads wait for each other, so each pause is one for all."""
+    os.nice(NICENESS)
+    # Sessions share the processors evenly whatever the niceness of their processes, and the worker
+    # has a session of its own.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")
 
 
 @contextmanager
