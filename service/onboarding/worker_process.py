@@ -22,7 +22,7 @@ from service.store.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
-NICENESS = 10
+NICENESS = 5
 PARENT_POLL_S = 0.5
 BEAT_S = 3.0
 
