@@ -302,10 +302,13 @@ def sameness(results: Sequence[tuple[str, float]]) -> JsonDict:
 def table(result: JsonDict) -> str:
     """The result for people."""
     lines = [f"start: {_words(start)}" for start in result["starts"]]
-    films = result["films"]
-    quiet, loaded = films["quiet_summary"], films["under_load_summary"]
-    lines += [f"films, quiet: {_words(quiet)}", f"films, under load: {_words(loaded)}"]
-    lines += [f"batch: {_words(row)}" for row in result["batches"]["summary"]]
+    if "films" in result:
+        lines.append(f"films, quiet: {_words(result['films']['quiet_summary'])}")
+        lines.append(f"films, under load: {_words(result['films']['under_load_summary'])}")
+    if "batches" in result:
+        lines += [f"batch: {_words(row)}" for row in result["batches"]["summary"]]
+    if "publishing" not in result:
+        return "\n".join(lines)
     publishing = result["publishing"]
     lines.append(
         "latency in ms             requests failed      p50      p99      max     p50x     p99x"

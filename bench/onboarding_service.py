@@ -97,11 +97,16 @@ class Run:
     async def all(self) -> JsonDict:
         """Every part; the result as JSON."""
         await self._start()
-        found: JsonDict = {"films": await self._films_part(), "batches": await self._batches()}
-        if not self._options.quick:
-            await self._start()
-        found["publishing"], groups = await self.publishing()
-        found["replay"] = await self.replay(groups)
+        found: JsonDict = {}
+        if "films" in self._options.parts:
+            found["films"] = await self._films_part()
+        if "batches" in self._options.parts:
+            found["batches"] = await self._batches()
+        if "publishing" in self._options.parts:
+            if found and not self._options.quick:
+                await self._start()
+            found["publishing"], groups = await self.publishing()
+            found["replay"] = await self.replay(groups)
         return {"starts": self._starts, **found}
 
     async def _start(self) -> None:
@@ -344,6 +349,9 @@ def add_options(parser: argparse._ActionsContainer) -> None:
     """The run's options, ``--json`` excepted."""
     parser.add_argument("--bundle", type=Path, default=DEMO_BUNDLE, help="default: the demo bundle")
     parser.add_argument("--quick", action="store_true", help="one server, few of everything")
+    parser.add_argument(
+        "--parts", default="films,batches,publishing", help="some of these, with commas"
+    )
     parser.add_argument("--clients", type=int, default=2, help="that ask without a pause")
     parser.add_argument("--batches", default="1,10,100,1000", help="sizes of jobs, with commas")
     parser.add_argument("--publishes", type=int, default=200, help="changes under load")

@@ -103,7 +103,7 @@ class NewItem(Schema):
 
 
 class OnboardRequest(Schema):
-    """Items to be onboarded together: all of them pass the gate, or none is published."""
+    """Items to be onboarded together: those that pass the gate are published in one version."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
-from gti_core.bundle.delta import Delta
+import numpy as np
+
+from gti_core.bundle.delta import Delta, Rows
 from gti_core.errors import BundleError
+from gti_core.types import ItemId
 from gti_core.vocabulary import SidVocabulary
 
 
@@ -21,6 +25,19 @@ def rebased(delta: Delta, vocabulary: SidVocabulary) -> Delta:
         first = vocabulary.first_token_id
         codes = {vocabulary.code(first + int(row)) for row in delta.rows.numbers}
     return replace(delta, vocabulary=_with_codes(vocabulary, codes))
+
+
+def without(delta: Delta, ids: Collection[ItemId]) -> Delta:
+    """A delta less some of the items it adds, and their rows; to be rebased then."""
+    added = tuple(item for item in delta.added if item.item_id not in ids)
+    rows = delta.rows
+    if rows is not None:
+        last = delta.vocabulary.levels - 1
+        kept = [delta.vocabulary.row(last, item.sid[last]) for item in added]
+        chosen = np.isin(rows.numbers, kept)
+        rows_out = None if rows.rows_out is None else rows.rows_out[chosen]
+        rows = Rows(rows.numbers[chosen], rows.rows_in[chosen], rows_out)
+    return replace(delta, added=added, rows=rows)
 
 
 def check_codes(delta: Delta, first_code: int, code_end: int) -> None:

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gti_core.bundle.delta import Delta
+from gti_core.bundle.delta import CatalogState, Delta
 from gti_core.errors import GroundingError, GtiError
 from gti_core.onboarding.proposal import Grounder, Proposal
-from gti_core.types import JsonDict
+from gti_core.types import ItemId, JsonDict
 from service.onboarding.faults import fault
-from service.onboarding.rebase import check_codes, rebased
+from service.onboarding.rebase import check_codes, rebased, without
 from service.onboarding.states import States
 from service.store import Store
 from service.store.errors import JobLostError, StaleVersionError, StoreError
@@ -29,6 +29,7 @@ LEASE_S = 30.0
 POLL_S = 0.25
 REPORT_S = 0.2
 STORE_PAUSE_S = 2.0
+TAKEN_OUT = "it was taken out of service while the job was under way"
 UNKNOWN_FAULT = "a fault of the service; the worker's log says more"
 
 
@@ -135,6 +136,12 @@ class Worker:
             current = self._store.versions.current()
             state = self._states.at(current)
             moved = delta if current == base else rebased(delta, state.vocabulary)
+            gone = self._taken_out(claim, delta, state)
+            if gone:
+                moved = rebased(without(delta, gone), state.vocabulary)
+                if not self._left_out(claim, current, moved, gone):
+                    return
+                base, delta = current, moved
             try:
                 state.apply(moved)
             except GtiError:
@@ -151,6 +158,36 @@ class Worker:
             fault("after_commit")
             logger.info("job %s: version %d", claim.job_id, number)
             return
+
+    def _taken_out(self, claim: Claim, delta: Delta, state: CatalogState) -> set[ItemId]:
+        """Items to be replaced that went out of service after the job came; that has to last."""
+        known = [item.item_id for item in delta.added if item.item_id in state.catalog]
+        out = {name for name in known if not state.index.in_service(state.catalog.row(name))}
+        if not out:
+            return out
+        came = self._store.jobs.get(claim.job_id).created_at
+        then = self._states.at(self._store.versions.current_at(came))
+        return {
+            name
+            for name in out
+            if name in then.catalog and then.index.in_service(then.catalog.row(name))
+        }
+
+    def _left_out(self, claim: Claim, current: int, moved: Delta, gone: set[ItemId]) -> bool:
+        """Record which items are left out of a job; false if that ends it."""
+        result = dict(self._store.jobs.get(claim.job_id).result or {})
+        result["verdicts"] = [
+            verdict | {"passed": False, "reasons": [*verdict["reasons"], TAKEN_OUT]}
+            if verdict["item_id"] in gone
+            else verdict
+            for verdict in result.get("verdicts", ())
+        ]
+        if not moved.added:
+            self._store.jobs.reject(claim, result)
+            return False
+        end = max(claim.first_code, min(claim.code_end, moved.vocabulary.active[-1]))
+        self._store.jobs.propose(claim, current, moved.document(), moved.block(), end, result)
+        return True
 
     def _give_back(self) -> None:
         try:

@@ -52,6 +52,17 @@ class Versions:
         with self._database.read() as connection:
             return _current(connection)
 
+    def current_at(self, time: float) -> int:
+        """Number of the version that was to be served at a time, in seconds since 1970."""
+        query = (
+            sa.select(activations.c.number)
+            .where(activations.c.at <= time)
+            .order_by(activations.c.id.desc())
+            .limit(1)
+        )
+        with self._database.read() as connection:
+            return int(connection.execute(query).scalar() or 1)
+
     def head(self) -> Head:
         """The current version, and whether a job waits for one."""
         with self._database.read() as connection:

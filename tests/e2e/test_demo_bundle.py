@@ -210,7 +210,7 @@ def test_a_film_passes_the_gate_and_a_kitchen_sink_does_not(server):
     assert refused["figures"]["similarity"] < 0.35
     assert httpx.get(f"{base}/v1/items/sink-1", timeout=60).status_code == 404
     # It is found by its own text, and no more once it is retired.
-    asked = {"query": "The Matrix", "k": 20, "min_version": job["version"]}
+    asked = {"query": "The Matrix (1999)", "k": 20, "min_version": job["version"]}
 
     def found() -> set[str]:
         answer = httpx.post(f"{base}/v1/recommendations", json=asked, timeout=120)

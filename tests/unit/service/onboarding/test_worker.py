@@ -13,8 +13,9 @@ from gti_core.bundle.delta import CatalogState, Delta
 from gti_core.data.dataset import ItemText
 from gti_core.onboarding.proposal import Proposal, Report
 from service.context import ServingContext
+from service.onboarding.admin import catalogued
 from service.onboarding.states import States
-from service.onboarding.worker import Worker
+from service.onboarding.worker import TAKEN_OUT, Worker
 from service.store import Store
 from service.store.errors import StoreError
 from service.store.records import JobRecord
@@ -91,6 +92,54 @@ def test_a_proposal_moves_to_the_version_that_is_current(shop: Shop) -> None:
     state = shop.states.at(3)
     assert state.catalog.get("n") is not None
     assert not state.index.available[state.catalog.row("a1")]
+
+
+def replacing(shop: Shop, *ids: str) -> str:
+    submission = Submission(tuple(ItemText(name, "Anew") for name in ids), replace=True)
+    current = shop.store.versions.current()
+    known = catalogued(shop.states.at(current), submission)
+    return shop.store.jobs.submit(submission, current, known)[0].job_id
+
+
+@pytest.mark.parametrize("when", ["queued", "working"])
+def test_what_is_retired_while_its_replacement_is_made_stays_retired(shop: Shop, when: str) -> None:
+    job_id = replacing(shop, "a1", "b1")
+    if when == "queued":
+        shop.retire("a1")
+        shop.worker().step()
+    else:
+        shop.worker(Scripted(lambda: shop.retire("a1"))).step()
+    job = shop.job(job_id)
+    assert (job.state, job.version) == ("publishing", 3)
+    assert job.result is not None
+    assert [verdict["passed"] for verdict in job.result["verdicts"]] == [False, True]
+    assert job.result["verdicts"][0]["reasons"] == [TAKEN_OUT]
+    state = shop.states.at(3)
+    row = state.catalog.row("a1")
+    assert not state.index.in_service(row)
+    assert state.catalog.items[row].title == "Alpha"
+    assert state.index.in_service(state.catalog.row("b1"))
+    assert state.catalog.get("b1").title == "Anew"  # type: ignore[union-attr]
+    assert state.rows is not None
+    assert len(state.rows.numbers) == 1
+
+
+def test_a_job_of_which_nothing_is_left_is_rejected(shop: Shop) -> None:
+    job_id = replacing(shop, "a1")
+    shop.worker(Scripted(lambda: shop.retire("a1"))).step()
+    job = shop.job(job_id)
+    assert (job.state, job.version) == ("rejected", None)
+    assert shop.store.versions.current() == 2
+    assert shop.store.codes_left() == 2
+
+
+def test_an_item_retired_before_comes_back_with_replace(shop: Shop) -> None:
+    shop.retire("a1")
+    job_id = replacing(shop, "a1")
+    shop.worker().step()
+    assert shop.job(job_id).version == 3
+    state = shop.states.at(3)
+    assert state.index.in_service(state.catalog.row("a1"))
 
 
 def test_codes_below_another_jobs_are_taken_out_of_the_skipped(shop: Shop) -> None:
