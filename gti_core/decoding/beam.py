@@ -94,6 +94,11 @@ class BeamSearch:
         return self._index.levels
 
     @property
+    def columns(self) -> int:
+        """Columns of a cache that its prefixes take, at most, beyond those of the prompt."""
+        return (self.levels - 1) * self.beam_width
+
+    @property
     def done(self) -> bool:
         """True when every prefix is a whole SID, or nothing is admissible."""
         return not self.frontier or self.level == self._index.levels

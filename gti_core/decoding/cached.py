@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gti_core.decoding.beam import BeamSearch
-from gti_core.decoding.tree import attention_window, columns_needed, run_tree
+from gti_core.decoding.tree import fits_tree, run_tree
 from gti_core.errors import DecodingError
 from gti_core.lm import SidLM
 
@@ -39,8 +39,7 @@ def run_searches(
     live = [i for i, search in enumerate(searches) if not search.done]
     if not live:
         return
-    window = attention_window(lm.backbone)
-    if window is None or columns_needed(prompts, searches) <= window:
+    if fits_tree(lm.backbone, prompts, searches):
         run_tree(lm, [prompts[i] for i in live], [searches[i] for i in live])
     else:
         _run_copies(lm, prompts, searches, live)

@@ -50,6 +50,11 @@ class TargetSearch(BeamSearch):
             self.frontier = []
 
     @property
+    def columns(self) -> int:
+        """As in `BeamSearch`, with the path that is walked first."""
+        return super().columns + self.levels - 1
+
+    @property
     def rank(self) -> int:
         """1 for the best item, 0 if the list does not hold the target; once the search is done."""
         for place, beam in enumerate(self.frontier):

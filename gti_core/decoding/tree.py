@@ -38,9 +38,14 @@ def attention_window(model: Any) -> int | None:
 
 def columns_needed(prompts: Sequence[Sequence[int]], searches: Sequence[BeamSearch]) -> int:
     """Columns of the cache at the end of `run_tree`, at most."""
-    width = max((search.beam_width for search in searches), default=0)
-    levels = max((search.levels for search in searches), default=0)
-    return max((len(prompt) for prompt in prompts), default=0) + (levels - 1) * width
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    return longest + max((search.columns for search in searches), default=0)
+
+
+def fits_tree(model: Any, prompts: Sequence[Sequence[int]], searches: Sequence[BeamSearch]) -> bool:
+    """Whether every layer sees all that `run_tree` puts into the cache."""
+    window = attention_window(model)
+    return window is None or columns_needed(prompts, searches) <= window
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from torch import Tensor
 from gti_core.bundle.delta import CatalogState
 from gti_core.decoding.beam import BeamSearch
 from gti_core.decoding.constraint import ConstraintIndex
-from gti_core.decoding.tree import attention_window, columns_needed, run_tree
+from gti_core.decoding.tree import fits_tree, run_tree
 from gti_core.errors import UnsupportedModelError
 from gti_core.lm import SidLM
 from gti_core.onboarding.contexts import log_norms, with_rows
@@ -48,6 +48,29 @@ class ProbeBeams:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    def some(self, places: LongArray) -> ProbeBeams:
+        """Those of some probes, by number."""
+        return ProbeBeams(
+            self.prefixes[places],
+            self.scores[places],
+            self.hidden[places],
+            self.log_norms[places],
+            self.targets[places],
+            tuple(self.seen[place] for place in places.tolist()),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[ProbeBeams]) -> ProbeBeams:
+        """Those of all parts, of one width, one after another."""
+        return cls(
+            np.concatenate([part.prefixes for part in parts]),
+            np.concatenate([part.scores for part in parts]),
+            np.concatenate([part.hidden for part in parts]),
+            np.concatenate([part.log_norms for part in parts]),
+            np.concatenate([part.targets for part in parts]),
+            tuple(seen for part in parts for seen in part.seen),
+        )
 
 
 def search_prefixes(
@@ -81,7 +104,6 @@ def search_prefixes(
     hidden = np.zeros((count, beam_width, width), dtype=np.float32)
     norms = np.zeros((count, beam_width), dtype=np.float32)
     order = sorted(range(count), key=lambda number: len(prompts[number]))
-    window = attention_window(lm.backbone)
     for start in range(0, count, _BATCH):
         batch = order[start : start + _BATCH]
         searches = [
@@ -89,7 +111,7 @@ def search_prefixes(
             for number in batch
         ]
         chosen = [prompts[number] for number in batch]
-        if window is not None and columns_needed(chosen, searches) > window:
+        if not fits_tree(lm.backbone, chosen, searches):
             raise UnsupportedModelError("probes need attention that sees the whole prompt")
 
         def keep(

@@ -104,25 +104,30 @@ def rank_targets(
 ) -> LongArray:
     """Rank of each case's target in the list of `rank_cases`, 0 where it is not in it, shape [B].
 
-    Takes about half the time: what can't stand above the target is not computed
-    (`gti_core.decoding.target`). Equal to the whole search but for rounding.
+    What can't stand above the target is not computed (`gti_core.decoding.target`). Equal to the
+    whole search but for rounding.
     """
     from gti_core.decoding.cached import run_searches
-    from gti_core.evaluation.metrics import ranks_of_targets
+    from gti_core.decoding.tree import fits_tree
 
     asked = _Asked(lm, catalog, prompt, cases, options)
     targets = [catalog.row(case.target) for case in cases]
-    if asked.needs_copies():
-        rankings = rank_cases(lm, catalog, prompt, cases, options, progress)
-        return ranks_of_targets(rankings, np.array(targets, dtype=np.int64))
     ranks = np.zeros(len(cases), dtype=np.int64)
     for numbers, prompts in asked.batches(progress):
         searches = [
             TargetSearch(*asked.beams(number), catalog.items[targets[number]].sid)
             for number in numbers
         ]
-        run_searches(lm, prompts, searches)
-        ranks[numbers] = [search.rank for search in searches]
+        if fits_tree(lm.backbone, prompts, searches):
+            run_searches(lm, prompts, searches)
+            ranks[numbers] = [search.rank for search in searches]
+            continue
+        # A search that starts again needs beams that share their prompt.
+        whole = [BeamSearch(*asked.beams(number)) for number in numbers]
+        run_searches(lm, prompts, whole)
+        for number, search in zip(numbers, whole, strict=True):
+            rows = [found.row for found in search.results(max(options.ks))]
+            ranks[number] = rows.index(targets[number]) + 1 if targets[number] in rows else 0
     ranks[ranks > max(options.ks)] = 0
     return ranks
 
@@ -173,15 +178,6 @@ class _Asked:
             self._index.admissible(seen),
             self._options.beam_width,
         )
-
-    def needs_copies(self) -> bool:
-        """Whether the attention is too narrow for beams that share their prompt's cache."""
-        from gti_core.decoding.tree import attention_window
-
-        window = attention_window(self._lm.backbone)
-        longest = max((len(prompt) for prompt in self._prompts), default=0)
-        beams = (self._lm.vocabulary.levels - 1) * (self._options.beam_width + 1)
-        return window is not None and longest + beams > window
 
 
 def evaluate(
