@@ -1,7 +1,7 @@
 """What grounding new items needs of the frozen model, computed once per bundle and kept.
 
 Text vectors of the catalogue, contexts of the training histories, and the beams of the probes:
-under a minute on one core for the demo bundle, then a file in the cache.
+a file in the cache from then on.
 """
 
 from __future__ import annotations

@@ -49,3 +49,8 @@ class Asked:
 
     beams: ProbeBeams
     owners: LongArray
+
+
+def owners_of(counts: Sequence[int]) -> LongArray:
+    """Whose each prompt is, where item i has ``counts[i]`` of them, one item after another."""
+    return np.repeat(np.arange(len(counts)), counts)

@@ -34,8 +34,8 @@ def choose_prefixes(
     candidates: Sequence[Mapping[Sid, float]],
     *,
     by_text: bool,
-) -> list[Sid]:
-    """A prefix for each of M items.
+) -> tuple[list[Sid], ProbeBeams | None]:
+    """A prefix for each of M items, and the beams after their texts.
 
     Args:
         lm: the model.
@@ -43,30 +43,31 @@ def choose_prefixes(
         prompts: of each item.
         candidates: prefixes in service with their votes, see `candidate_prefixes`.
         by_text: whether the model knows texts; else histories alone are asked.
+
+    Returns:
+        The prefixes, and the beams of all items' texts, in order; None where no texts are asked.
     """
     found: list[Sid] = []
+    after_texts: list[ProbeBeams] = []
     for start in range(0, len(prompts), _ITEMS_AT_ONCE):
         part = prompts[start : start + _ITEMS_AT_ONCE]
         asked: list[Sequence[int]] = []
         seen: list[frozenset[int]] = []
-        groups: list[list[LongArray]] = []
+        places: list[tuple[LongArray, LongArray]] = []
         for own in part:
-            places = []
-            for prompts_, rows in (
-                (own.histories, own.seen),
-                (own.texts if by_text else (), [frozenset[int]()] * len(own.texts)),
-            ):
-                places.append(np.arange(len(asked), len(asked) + len(prompts_)))
-                asked.extend(prompts_)
-                seen.extend(rows[: len(prompts_)])
-            groups.append(places)
+            texts = own.texts if by_text else ()
+            first = len(asked)
+            middle = first + len(own.histories)
+            asked.extend([*own.histories, *texts])
+            seen.extend([*own.seen, *[frozenset[int]()] * len(texts)])
+            places.append((np.arange(first, middle), np.arange(middle, len(asked))))
         nothing = [-1] * len(asked)
         beams = search_prefixes(lm, index, asked, seen, nothing, beam_width=BEAM_WIDTH)
-        for (histories, texts), votes in zip(
-            groups, candidates[start : start + _ITEMS_AT_ONCE], strict=True
-        ):
-            found.append(best_prefix(beams, histories, texts, votes))
-    return found
+        for number, (histories, texts_) in enumerate(places):
+            found.append(best_prefix(beams, histories, texts_, candidates[start + number]))
+        if by_text:
+            after_texts.append(beams.some(np.concatenate([texts_ for _, texts_ in places])))
+    return found, ProbeBeams.joined(after_texts) if by_text else None
 
 
 def candidate_prefixes(sids: IntArray, rows: LongArray, weights: FloatArray) -> dict[Sid, float]:

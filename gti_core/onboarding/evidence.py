@@ -17,7 +17,6 @@ from gti_core.onboarding.assign import Neighbours
 from gti_core.onboarding.contexts import Contexts, last_states, log_norms, with_rows
 from gti_core.onboarding.fit import Evidence
 from gti_core.onboarding.own import EvidenceOptions, OwnPrompts
-from gti_core.prompts import AppendOnlyPrompt
 from gti_core.types import FloatArray, IntArray, LongArray, Sid
 
 _Part = tuple[FloatArray, FloatArray, FloatArray]
@@ -29,7 +28,6 @@ class EvidenceMaker:
 
     Args:
         lm: the model, rows activated since the base written.
-        prompt: template of histories.
         contexts: of training histories.
         sids: SIDs by catalogue row of the version, [N, L].
         activated: output rows activated since the base, [A, D], float32.
@@ -40,7 +38,6 @@ class EvidenceMaker:
     def __init__(
         self,
         lm: SidLM,
-        prompt: AppendOnlyPrompt,
         contexts: Contexts,
         sids: IntArray,
         activated: FloatArray,
@@ -48,7 +45,6 @@ class EvidenceMaker:
         seed: int = 0,
     ) -> None:
         self._lm = lm
-        self._prompt = prompt
         self._contexts = contexts
         self._sids = sids
         self._activated = activated

@@ -23,7 +23,7 @@ from gti_core.onboarding.assign import (
     nearest_items,
     neighbour_weights,
 )
-from gti_core.onboarding.batch import Asked, Batch
+from gti_core.onboarding.batch import Asked, Batch, owners_of
 from gti_core.onboarding.gate import BatchVerdict, GateOptions, judge
 from gti_core.onboarding.own import (
     EvidenceOptions,
@@ -169,14 +169,17 @@ class OnlineGrounder:
         # Too many items: say so before the work.
         assign_new([(0,) * (sids.shape[1] - 1)] * count, state.vocabulary, first_code)
         prompts = self._prompts(state, plain, near, weights)
-        prefixes = choose_prefixes(
+        prefixes, after_texts = choose_prefixes(
             self._lm, state.index, prompts, candidates, by_text=self._by_text
         )
         report("grounding", 0, count)
         rows = self._ground(state, prompts, prefixes, near, report)
         report("validating", 0, count)
         batch = Batch(state, plain, prefixes, rows, first_code)
-        asked = self._ask(batch, near, weights)
+        if after_texts is None:
+            asked = self._ask_histories(batch, near, weights)
+        else:
+            asked = Asked(after_texts, owners_of([len(own.texts) for own in prompts]))
         verdicts: dict[int, ItemVerdict] = {}
         chosen = list(range(count))
         while True:
@@ -277,7 +280,6 @@ class OnlineGrounder:
 
         maker = EvidenceMaker(
             self._lm,
-            self._bundle.prompt,
             self._assets.contexts,
             state.catalog.sids,
             self._nothing if state.rows is None else state.rows.output,
@@ -330,30 +332,24 @@ class OnlineGrounder:
         lists = rank_probes(self._lm, beams, state, self._options.gate.own_k)
         return float((lists == np.array(rows)[:, None]).any(axis=1).mean())
 
-    def _ask(self, batch: Batch, near: Neighbours, weights: FloatArray) -> Asked:
-        """Search the prompts that new items are to be found by."""
+    def _ask_histories(self, batch: Batch, near: Neighbours, weights: FloatArray) -> Asked:
+        """Search made-up histories that no row was fitted to."""
         rng = random.Random(f"own/{self._options.seed}")
         after = batch.state.apply(batch.delta(list(range(len(batch.items)))))
-        prompts: list[list[int]] = []
-        seen: list[frozenset[int]] = []
-        owners: list[int] = []
-        for number, item in enumerate(batch.items):
-            if self._by_text:
-                own = self._texts(item)
-                seen.extend([frozenset()] * len(own))
-            else:
-                histories = made_up_histories(
-                    near.rows[number, :OWN_NEIGHBOURS],
-                    weights[number, :OWN_NEIGHBOURS],
-                    OWN_HISTORIES,
-                    OWN_LENGTH,
-                    rng,
-                )
-                own = history_prompts(histories, after.catalog.sids, self._bundle.prompt, self._lm)
-                seen.extend(frozenset(history) for history in histories)
-            prompts.extend(own)
-            owners.extend([number] * len(own))
-        return Asked(self._searched(after, prompts, seen), np.array(owners, dtype=np.int64))
+        histories = [
+            made_up_histories(
+                near.rows[number, :OWN_NEIGHBOURS],
+                weights[number, :OWN_NEIGHBOURS],
+                OWN_HISTORIES,
+                OWN_LENGTH,
+                rng,
+            )
+            for number in range(len(batch.items))
+        ]
+        every = [history for own in histories for history in own]
+        prompts = history_prompts(every, after.catalog.sids, self._bundle.prompt, self._lm)
+        beams = self._searched(after, prompts, list(map(frozenset, every)))
+        return Asked(beams, owners_of(list(map(len, histories))))
 
     def _judge(
         self, batch: Batch, chosen: Sequence[int], asked: Asked, near: Neighbours
