@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gti_core.errors import DataError
 from gti_core.types import JsonDict
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Puts ``content`` at ``path``; a crash leaves the old file or the new one, never a part."""
+def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Puts ``content`` at ``path``; a crash leaves the old file or the new one, never a part.
+
+    Until it is complete only its owner can read it, whatever the mode.
+    """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     temporary = Path(name)
     try:
@@ -21,12 +26,26 @@ def write_atomic(path: Path, content: bytes) -> None:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(0o644)
+        temporary.chmod(mode)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Keeps other processes that ask for the same lock out, for as long as the block lasts.
+
+    The folder is locked, since the files in it get replaced. Raises OSError.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
-import secrets
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from gti_core.data.files import locked_folder, write_atomic
 from service.access.keys import KeyRecord, KeysError, ScopeName, make_key
 
 MODE = 0o600
@@ -90,38 +88,18 @@ def revoke_key(path: Path, key_id: str, now: datetime) -> KeyRecord:
 
 @contextlib.contextmanager
 def _changing(path: Path) -> Iterator[None]:
-    # Two commands at a time must not lose a key; the folder is what never gets replaced.
+    # Two commands at a time must not lose a key.
     try:
-        folder = os.open(path.parent, os.O_RDONLY)
+        with locked_folder(path.parent):
+            yield
     except OSError as error:
         raise KeysError(f"{path.parent}: {error.strerror or error}") from error
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
 
 
 def _write(path: Path, records: Sequence[KeyRecord]) -> None:
     content = {"format": _FORMAT, "keys": [record.model_dump(mode="json") for record in records]}
-    # A link, as mounted secrets are, stays a link.
-    path = path.resolve()
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        # Created with its mode: at no moment can others read it.
-        file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
-        try:
-            with os.fdopen(file, "w", encoding="utf-8") as stream:
-                stream.write(json.dumps(content, indent=1) + "\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        # A link, as mounted secrets are, stays a link.
+        write_atomic(path.resolve(), (json.dumps(content, indent=1) + "\n").encode(), MODE)
     except OSError as error:
         raise KeysError(f"{path}: can't be written: {error.strerror or error}") from error

@@ -14,7 +14,6 @@ OPEN_PATHS = frozenset(
     {
         "/livez",
         "/readyz",
-        "/startupz",
         "/docs",
         "/docs/oauth2-redirect",
         "/docs-static",

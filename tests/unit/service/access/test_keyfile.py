@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from service.access import keyfile
 from service.access.keyfile import add_key, read_keys, revoke_key
 from service.access.keys import KeysError
 
@@ -79,7 +78,7 @@ def test_a_crash_while_writing_leaves_the_old_file(
     def crash(_: int) -> None:
         raise OSError("disk")
 
-    monkeypatch.setattr(keyfile.os, "fsync", crash)
+    monkeypatch.setattr(os, "fsync", crash)
     with pytest.raises(KeysError, match="can't be written: disk"):
         add_key(file, "Other", "read", NOW)
     assert read_keys(file) == (record,)
