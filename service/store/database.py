@@ -147,8 +147,8 @@ class Database:
         self._sqlite = parsed.get_backend_name() == "sqlite"
         self.name = parsed.database if self._sqlite else parsed.render_as_string()
         """The store's name in messages, without a password."""
-        self.file = Path(parsed.database) if self._sqlite and parsed.database else None
-        """The SQLite file; None for other databases."""
+        self.file = _file_of(parsed) if self._sqlite else None
+        """The SQLite file; None for other databases, and those in memory."""
         try:
             self._engine = sa.create_engine(
                 parsed,
@@ -220,6 +220,13 @@ class Database:
             raise StoreError(f"{self.name}: {error.orig}") from error
         except SQLAlchemyError as error:
             raise StoreError(f"{self.name}: {error}") from error
+
+
+def _file_of(url: URL) -> Path | None:
+    name = url.database or ""
+    if name in ("", ":memory:") or name.startswith("file:"):
+        return None
+    return Path(name).absolute()
 
 
 def now() -> float:

@@ -16,7 +16,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gti_core.data.files import sync_folder
+from gti_core.data.files import locked_folder, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _SHARE = 0.05
 
 
 class Standby:
-    """The copy of one SQLite file. Not for several threads at once.
+    """The copy of one SQLite file, which every process that serves it has a hand on.
 
     Args:
         file: the store; the copy lies beside it.
@@ -48,6 +48,14 @@ class Standby:
         began = time.monotonic()
         if began < self._not_before:
             return False
+        # One at a time: the copy in the making has one name.
+        with locked_folder(self.path.parent):
+            self._copy()
+        ended = time.monotonic()
+        self._not_before = ended + (ended - began) / _SHARE
+        return True
+
+    def _copy(self) -> None:
         partial = self.path.with_name(self.path.name + ".partial")
         partial.unlink(missing_ok=True)
         with (
@@ -66,9 +74,6 @@ class Standby:
             os.fsync(written.fileno())
         partial.replace(self.path)
         sync_folder(self.path.parent)
-        ended = time.monotonic()
-        self._not_before = ended + (ended - began) / _SHARE
-        return True
 
     def is_emptied(self) -> bool:
         """Whether the store is cut so short that SQLite takes it for a new one."""
@@ -78,6 +83,8 @@ class Standby:
 
     def restore(self) -> Path | None:
         """Put the copy in the place of a damaged store, which is kept under another name.
+
+        For who holds the folder's lock (`gti_core.data.files.locked_folder`).
 
         Returns:
             Where the damaged file is now, or None: there is no copy, and nothing was done.

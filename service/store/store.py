@@ -8,6 +8,7 @@ import sqlite3
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from gti_core.data.files import locked_folder
 from gti_core.vocabulary import SidVocabulary
 from service.store import codes
 from service.store.database import FORMAT, Database, activations, head, now, versions
@@ -82,15 +83,28 @@ class Store:
         self._database.close()
 
     def _prepare(self, restore: bool) -> None:
-        try:
-            if restore and self._standby is not None and self._standby.is_emptied():
-                raise DamagedStoreError(f"{self.name} is empty, and its copy is not")
+        if not restore or self._standby is None:
             self._database.prepare()
+            return
+        try:
+            self._look(self._standby)
+        except DamagedStoreError:
+            with locked_folder(self._standby.path.parent):
+                self._restore(self._standby)
+
+    def _look(self, standby: Standby) -> None:
+        if standby.is_emptied():
+            raise DamagedStoreError(f"{self.name} is empty, and its copy is not")
+        self._database.prepare()
+
+    def _restore(self, standby: Standby) -> None:
+        self._database.close()
+        try:
+            # Another process may have restored it meanwhile.
+            self._look(standby)
         except DamagedStoreError as error:
-            if not restore or self._standby is None:
-                raise
             self._database.close()
-            aside = self._standby.restore()
+            aside = standby.restore()
             if aside is None:
                 raise
             logger.error(
@@ -98,7 +112,7 @@ class Store:
                 "made are lost",
                 error,
                 aside,
-                self._standby.path,
+                standby.path,
             )
             self._database.prepare()
 

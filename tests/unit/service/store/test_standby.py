@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from test_store import VOCABULARY, base_state, opened, published
 from service.onboarding.states import States
 from service.store import Store
 from service.store.errors import DamagedStoreError, StoreError
+from service.store.standby import Standby
 
 
 def restored(folder: Path) -> Store:
@@ -105,6 +107,40 @@ def test_a_damaged_store_does_not_replace_a_good_copy(
     assert (tmp_path / "gti.db.copy").read_bytes() == good
     assert "can't be copied" in caplog.text
     store.close()
+
+
+@pytest.mark.parametrize("url", ["gti.db", "sqlite:///gti.db"])
+def test_a_store_beside_the_working_folder_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store(url, "tiny", "d" * 64, VOCABULARY, restore=True)
+    assert store.keep_copy()
+    assert (tmp_path / "gti.db.copy").is_file()
+    store.close()
+
+
+def test_processes_of_one_store_do_not_spoil_each_others_copy(tmp_path: Path) -> None:
+    with_two_versions(tmp_path)
+    standbys = [Standby(tmp_path / "gti.db") for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(Standby.refresh, standbys))
+    with sqlite3.connect(tmp_path / "gti.db.copy") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert connection.execute("SELECT current FROM head").fetchone() == (3,)
+    connection.close()
+
+
+def test_two_that_start_on_a_damaged_store_restore_it_once(tmp_path: Path) -> None:
+    whole = with_two_versions(tmp_path)
+    (tmp_path / "gti.db").write_bytes(whole[:5000])
+    with ThreadPoolExecutor(4) as pool:
+        stores = list(pool.map(lambda _: restored(tmp_path), range(4)))
+    assert published(stores[0], States(stores[0], base_state()), "c") == 4
+    assert [store.versions.current() for store in stores] == [4, 4, 4, 4]
+    assert len([path for path in tmp_path.iterdir() if ".damaged-" in path.name]) == 1
+    for store in stores:
+        store.close()
 
 
 def test_copying_takes_a_small_share_of_the_time(tmp_path: Path) -> None:
