@@ -287,9 +287,14 @@ class Server:
                 await asyncio.sleep(0.1)
 
     async def worker_ready(self) -> float:
-        """Wait for the grounding worker, of which only the log tells; seconds since the start."""
-        await self.said(r"the worker is ready")
-        return now() - self.began
+        """Wait until a grounding worker takes jobs; returns the seconds since the start."""
+        async with caller(self.url) as client:
+            while True:
+                self._alive()
+                workers = (await client.get("/v1/info")).json()["workers"]
+                if workers is not None and workers["ready"]:
+                    return now() - self.began
+                await asyncio.sleep(0.1)
 
     async def said(self, pattern: str) -> re.Match[str]:
         """Wait for a line of the log."""

@@ -17,6 +17,8 @@ from service.engine.base import DecodeRequest, Engine, Selection, ServingModel
 from service.search import QueryEncoder
 from service.slate import Cap, Nearest, capped, nearest
 
+MOST_LISTED_ON_LOOP = 1000
+"""Ids of a request that are looked up on the event loop; more take over a millisecond."""
 FallbackReason = Literal["empty_history", "no_known_item"]
 
 
@@ -157,7 +159,12 @@ class Recommender:
             missing = dict.fromkeys(item_id for item_id in listed if item_id not in catalog)
             if missing:
                 raise UnknownItemsError(list(missing))
-        limits = await self._limits(model, query, known)
+        count = len(query.include or ()) + len(query.exclude)
+        if query.conditions or count > MOST_LISTED_ON_LOOP:
+            # Looks through the catalogue when a filter is new.
+            limits = await asyncio.to_thread(self._limits, model, query, known)
+        else:
+            limits = self._limits(model, query, known)
         reason: FallbackReason | None = None
         if query.text is not None:
             if self._encoder is None or query.history:
@@ -179,7 +186,7 @@ class Recommender:
             items, model.version, list(dict.fromkeys(unknown)), len(unknown), reason
         )
 
-    async def _limits(self, model: ServingModel, query: Query, known: Sequence[Item]) -> _Limits:
+    def _limits(self, model: ServingModel, query: Query, known: Sequence[Item]) -> _Limits:
         catalog = model.catalog
 
         def rows(ids: Sequence[ItemId]) -> frozenset[int]:
@@ -188,8 +195,7 @@ class Recommender:
         seen = [item.item_id for item in known] if query.exclude_history else []
         selection = None
         if query.conditions:
-            # Looks through the catalogue when a filter is new.
-            selection = await asyncio.to_thread(self._filters.selection, catalog, query.conditions)
+            selection = self._filters.selection(catalog, query.conditions)
         included = None if query.include is None else rows(query.include)
         return _Limits(rows([*seen, *query.exclude]), included, selection)
 
