@@ -83,38 +83,35 @@ class Store:
         self._database.close()
 
     def _prepare(self, restore: bool) -> None:
-        if not restore or self._standby is None:
+        if not restore or self._standby is None or not self._standby.path.parent.is_dir():
             self._database.prepare()
             return
-        try:
-            self._look(self._standby)
-        except DamagedStoreError:
-            with locked_folder(self._standby.path.parent):
-                self._restore(self._standby)
+        # Looked at under the lock: who closes a file that was put aside meanwhile would take the
+        # write-ahead log of the one in its place with it, since SQLite deletes it by its name.
+        with locked_folder(self._standby.path.parent):
+            try:
+                self._look(self._standby)
+            except DamagedStoreError as error:
+                self._database.close()
+                self._restore(self._standby, error)
 
     def _look(self, standby: Standby) -> None:
         if standby.is_emptied():
             raise DamagedStoreError(f"{self.name} is empty, and its copy is not")
         self._database.prepare()
 
-    def _restore(self, standby: Standby) -> None:
-        self._database.close()
-        try:
-            # Another process may have restored it meanwhile.
-            self._look(standby)
-        except DamagedStoreError as error:
-            self._database.close()
-            aside = standby.restore()
-            if aside is None:
-                raise
-            logger.error(
-                "%s; it is %s now, and the copy %s has taken its place: changes since that was "
-                "made are lost",
-                error,
-                aside,
-                standby.path,
-            )
-            self._database.prepare()
+    def _restore(self, standby: Standby, damage: DamagedStoreError) -> None:
+        aside = standby.restore()
+        if aside is None:
+            raise damage
+        logger.error(
+            "%s; it is %s now, and the copy %s has taken its place: changes since that was "
+            "made are lost",
+            damage,
+            aside,
+            standby.path,
+        )
+        self._database.prepare()
 
     def _check(self, connection: Connection, name: str, digest: str) -> None:
         row = connection.execute(sa.select(head)).one()
