@@ -20,6 +20,7 @@ from gti_core.errors import GtiError
 from service.access.start import check_access
 from service.app import create_app
 from service.context import ServingContext
+from service.draining import DrainingServer
 from service.engine.base import Engine, ServingModel
 from service.logs import configure_logging
 from service.onboarding.running import Onboarding
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from gti_core.bundle import Bundle
 
 logger = logging.getLogger("gti")
+
+CLOSE_TIMEOUT_S = 2
 
 
 class StartError(GtiError):
@@ -159,7 +162,7 @@ def _serve(
     onboarding: Onboarding | None = None,
 ) -> None:
     url = _url(settings.host, listener)
-    server: uvicorn.Server
+    server: DrainingServer
 
     def stop() -> None:
         server.should_exit = True
@@ -177,7 +180,7 @@ def _serve(
         on_ready=ready,
         on_failed=stop,
     )
-    server = uvicorn.Server(
+    server = DrainingServer(
         uvicorn.Config(
             app,
             log_config=None,
@@ -186,8 +189,10 @@ def _serve(
             # Who needs no key must not choose the address that limits and the audit log go by.
             proxy_headers=settings.auth_on,
             lifespan="on",
-            timeout_graceful_shutdown=settings.shutdown_timeout_s,
-        )
+            # The requests are done by then; this is for connections that a client keeps open.
+            timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+        ),
+        app.state.runtime.drain,
     )
     logger.info("listening on %s; the engine is loading", url)
     # The server drains on SIGTERM, then raises it again: by then all is done, so the exit is 0.

@@ -32,6 +32,7 @@ from service.api import (
 )
 from service.api.deps import problems
 from service.context import ServingContext
+from service.draining import DrainMiddleware
 from service.engine.base import EngineError
 from service.errors import ServiceError
 from service.middleware import (
@@ -146,6 +147,7 @@ def create_app(
                 REQUEST_ID_HEADER,
             ),
         )
+    app.add_middleware(DrainMiddleware, work=runtime.work)
     app.add_middleware(RequestContextMiddleware)  # added last: outermost
     return app
 

@@ -16,6 +16,7 @@
     ├── ForbiddenScopeError       a valid key that is not meant for this
     ├── ForeignHostError          a request to another name, while there are no keys
     ├── RateLimitedError          more requests than the caller may send
+    ├── OverloadedError           more work than can be done in time
     ├── AdminDisabledError        an admin route of a service that has none
     ├── NotReadyError             the engine is still loading, or the service is stopping
     └── ClientClosedError         the client went away before the answer
@@ -111,6 +112,10 @@ class ForeignHostError(ServiceError):
 
 class RateLimitedError(ServiceError):
     """The caller sent more than its rate allows."""
+
+
+class OverloadedError(ServiceError):
+    """There is more work under way than can be done in time."""
 
 
 class AdminDisabledError(ServiceError):

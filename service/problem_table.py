@@ -17,6 +17,7 @@ from service.errors import (
     ItemNotFoundError,
     MalformedBodyError,
     NotReadyError,
+    OverloadedError,
     RateLimitedError,
     RequestInvalidError,
     SearchUnavailableError,
@@ -208,6 +209,15 @@ TABLE: tuple[ProblemKind, ...] = (
         (RateLimitedError,),
     ),
     ProblemKind(
+        "overloaded",
+        429,
+        "Too much work under way",
+        "The beams and prompts under way fill the engine for longer than the request may wait "
+        "(`--max-queued-beams`, `--max-queued-tokens`, its deadline). Nothing was begun. Try again "
+        "after the seconds in Retry-After, ask for less, or add replicas.",
+        (OverloadedError,),
+    ),
+    ProblemKind(
         "client_closed",
         499,
         "The client closed the connection",
@@ -255,8 +265,8 @@ TABLE: tuple[ProblemKind, ...] = (
         "deadline_exceeded",
         504,
         "The answer took too long",
-        "The request's `timeout_ms` is over; its work was given up. Send a longer one, or ask for "
-        "less.",
+        "The request's `timeout_ms` is over, or without one the service's `--timeout-ms`; its work "
+        "was given up. Send a longer one, or ask for less.",
         (DeadlineError,),
     ),
 )

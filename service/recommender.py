@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -12,6 +13,7 @@ from typing import Literal
 from gti_core.catalog import Item
 from gti_core.prompts import AppendOnlyPrompt
 from gti_core.types import ItemId
+from service.admission import Admission
 from service.attribute_filter import AttributeFilters, Condition
 from service.engine.base import DecodeRequest, Engine, Selection, ServingModel
 from service.search import QueryEncoder
@@ -51,6 +53,7 @@ class Query:
         cap: of items that share an attribute's value.
         explain: find each item's nearest one of the history.
         strict: refuse unknown ids instead of skipping them.
+        deadline: when the answer is worth nothing any more, by `time.monotonic`; None: never.
     """
 
     history: Sequence[ItemId]
@@ -65,6 +68,7 @@ class Query:
     cap: Cap | None = None
     explain: bool = False
     strict: bool = False
+    deadline: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,14 +126,20 @@ class Recommender:
         engine: a started engine.
         prompt: the template that the engine's model was trained with.
         encoder: writes search prompts; None when the model can't search.
+        admission: refuses what the engine could not do in time; None: nothing is refused.
     """
 
     def __init__(
-        self, engine: Engine, prompt: AppendOnlyPrompt, encoder: QueryEncoder | None = None
+        self,
+        engine: Engine,
+        prompt: AppendOnlyPrompt,
+        encoder: QueryEncoder | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self._engine = engine
         self._prompt = prompt
         self._encoder = encoder
+        self._admission = admission
         self._filters = AttributeFilters()
 
     async def recommend(self, query: Query) -> Recommendation:
@@ -141,6 +151,7 @@ class Recommender:
             ValueError: a search query with a history, or without an encoder.
             UnknownItemsError: a strict query with unknown ids.
             QueryUnreadableError: nothing of the search query is a token of the model.
+            OverloadError: there is more work under way than can be done in time.
             PromptTooLongError, EngineDeadError, EngineError: as `Engine.decode`.
         """
         # Taken once: a request is served wholly by one version.
@@ -204,24 +215,29 @@ class Recommender:
     ) -> list[tuple[Item, float | None]]:
         if limits.included is not None and not limits.included:
             return []
-        found = await self._engine.decode(
-            DecodeRequest(
-                model=model,
-                # A client may send the same request id twice at a time; an engine may not.
-                request_id=f"{query.request_id}-{uuid.uuid4().hex[:8]}",
-                prompt_token_ids=prompt,
-                # A cap takes its pick from all that the search has found.
-                k=query.k if query.cap is None else query.beam_width,
-                beam_width=query.beam_width,
-                excluded_rows=limits.excluded,
-                included_rows=limits.included,
-                selection=limits.selection,
-            )
+        request = DecodeRequest(
+            model=model,
+            # A client may send the same request id twice at a time; an engine may not.
+            request_id=f"{query.request_id}-{uuid.uuid4().hex[:8]}",
+            prompt_token_ids=prompt,
+            # A cap takes its pick from all that the search has found.
+            k=query.k if query.cap is None else query.beam_width,
+            beam_width=query.beam_width,
+            excluded_rows=limits.excluded,
+            included_rows=limits.included,
+            selection=limits.selection,
         )
+        with self._admitted(query, len(prompt)):
+            found = await self._engine.decode(request)
         ranked: Iterable[tuple[Item, float | None]] = (
             (model.catalog.items[one.row], one.logprob) for one in found
         )
         return _first(ranked, query)
+
+    def _admitted(self, query: Query, tokens: int) -> AbstractContextManager[None]:
+        if self._admission is None:
+            return nullcontext()
+        return self._admission.enter(query.beam_width, tokens, query.deadline)
 
 
 def _popular(model: ServingModel, query: Query, limits: _Limits) -> list[tuple[Item, float | None]]:

@@ -17,7 +17,9 @@ from enum import StrEnum
 from typing import TypeVar
 
 from gti_core.errors import GtiError
+from service.admission import Admission
 from service.context import ServingContext
+from service.draining import WorkCount
 from service.engine.base import Engine, EngineDeadError, EngineError, ServingModel
 from service.errors import AdminDisabledError, NotReadyError
 from service.onboarding.admin import Admin
@@ -94,10 +96,22 @@ class Runtime:
         self._engine: Engine | None = None
         self._recommender: Recommender | None = None
         self._task: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self.work = WorkCount()
+        self.admission = Admission(
+            settings.max_queued_beams, settings.max_queued_tokens, settings.max_beam_width
+        )
 
     async def start(self) -> None:
         """Begin to load the engine; returns at once."""
         self._task = asyncio.create_task(self._run(), name="engine")
+
+    async def drain(self) -> None:
+        """Refuse new work, and wait until what was accepted is done, at most as long as set."""
+        if self.state is not State.FAILED:
+            self.state = State.STOPPING
+        if not await self.work.drain(self.settings.shutdown_timeout_s):
+            logger.warning("%d requests are given up", self.work.under_way)
 
     async def stop(self) -> None:
         """Stop the engine and free everything. Idempotent."""
@@ -109,6 +123,9 @@ class Runtime:
                 await self._task
         if self._onboarding is not None:
             await self._onboarding.stop()
+        if self._ending is not None:
+            with contextlib.suppress(Exception):
+                await self._ending
         if self._engine is not None:
             await self._engine.stop()
 
@@ -136,12 +153,7 @@ class Runtime:
         return self._ready_admin()
 
     async def wait_for_version(self, version: int) -> int:
-        """Wait for a version with at least this number; returns the one served.
-
-        Raises:
-            NotReadyError, EngineDeadError: as `recommender`.
-        """
-        self.recommender()
+        """Wait for a version with at least this number; returns the one served."""
         served = self.served.version
         if served >= version or self._onboarding is None:
             return served
@@ -189,22 +201,29 @@ class Runtime:
             extra={"state": self.state.value},
         )
 
-    async def check(self) -> int:
-        """The version that is ready to be served.
+    def require_started(self) -> None:
+        """Raise NotReadyError or EngineDeadError unless the engine was ready once."""
+        if self._recommender is None:
+            self.recommender()
+
+    def ready_version(self) -> int:
+        """The version that is ready to be served, as the last look at the engine says.
 
         Raises:
             NotReadyError: still loading, or stopping.
             EngineDeadError: the engine is gone.
         """
         self.recommender()
+        return self.served.version
+
+    async def _look(self) -> None:
+        """One look at the engine, which may take as long as an engine may be silent."""
         if self._engine is None:
             raise EngineDeadError("there is no engine")
         try:
             await self._engine.check()
         except EngineDeadError as error:
             self._fail(f"the engine is gone: {error}")
-            raise
-        return self._engine.model.version
 
     async def _run(self) -> None:
         try:
@@ -231,7 +250,7 @@ class Runtime:
             logger.exception("starting the engine failed")
             self._fail(f"the engine did not start: {type(error).__name__}: {error}")
             return
-        self._recommender = Recommender(self._engine, self.context.prompt, encoder)
+        self._recommender = Recommender(self._engine, self.context.prompt, encoder, self.admission)
         self.state = State.READY
         logger.info(
             "ready: bundle %s, version %d, %d items",
@@ -246,9 +265,7 @@ class Runtime:
         while self.state is State.READY:
             await asyncio.sleep(self._check_interval_s)
             try:
-                await self.check()
-            except (NotReadyError, EngineDeadError):
-                continue  # the state says so by now
+                await self._look()
             except Exception:
                 logger.exception("looking at the engine's health failed")
 
@@ -263,6 +280,9 @@ class Runtime:
         self.state = State.FAILED
         self.failure = message
         logger.error("%s", message)
+        if self._engine is not None:
+            # Requests under way learn of it now; a stopped process would keep them waiting.
+            self._ending = asyncio.create_task(self._engine.stop(), name="end-engine")
         self._on_failed()
 
 

@@ -80,6 +80,12 @@ class ReadyResponse(Schema):
     version: int
 
 
+class StartedResponse(Schema):
+    """The service has started."""
+
+    status: Literal["ok"]
+
+
 class BundleInfo(Schema):
     """The bundle served."""
 
@@ -117,6 +123,9 @@ class LimitsInfo(Schema):
     max_batch: int = Field(description="Most requests of a batch.")
     prompt_history: int = Field(description="Latest history items that the model reads.")
     max_body_bytes: int
+    max_queued_beams: int = Field(description="Most beams of requests under way, of all callers.")
+    max_queued_tokens: int = Field(description="Most prompt tokens of requests under way.")
+    timeout_ms: int = Field(description="Deadline of a request that names none; 0: there is none.")
 
 
 class InfoResponse(Schema):

@@ -157,11 +157,29 @@ class Settings(BaseSettings):
     max_batch: int = Field(
         100, ge=1, le=10_000, description="Most requests that may be sent as one batch."
     )
+    max_queued_beams: int = Field(
+        2048,
+        ge=1,
+        le=10_000_000,
+        description="Most beams of requests under way, running and waiting; above that 429.",
+    )
+    max_queued_tokens: int = Field(
+        131_072,
+        ge=1,
+        le=1_000_000_000,
+        description="Most prompt tokens of requests under way; above that 429.",
+    )
+    timeout_ms: int = Field(
+        10_000,
+        ge=0,
+        le=600_000,
+        description="Milliseconds that a request without `timeout_ms` may take; 0 is no limit.",
+    )
     max_body_bytes: int = Field(
         1_048_576, ge=1024, description="Largest request body accepted, in bytes."
     )
     shutdown_timeout_s: int = Field(
-        30, ge=0, description="Seconds that running requests get to finish when the service stops."
+        30, ge=0, description="Seconds that accepted requests get to finish when the service stops."
     )
 
     @model_validator(mode="after")
@@ -173,6 +191,11 @@ class Settings(BaseSettings):
                     f"{flag(name)} is {value}, above {flag('max_beam_width')}, "
                     f"which is {self.max_beam_width}"
                 )
+        if self.max_beam_width > self.max_queued_beams:
+            raise ValueError(
+                f"{flag('max_beam_width')} is {self.max_beam_width}, above "
+                f"{flag('max_queued_beams')}, which is {self.max_queued_beams}"
+            )
         return self
 
     @field_validator("cors_origin")

@@ -14,6 +14,7 @@ OPEN_PATHS = frozenset(
     {
         "/livez",
         "/readyz",
+        "/startupz",
         "/docs",
         "/docs/oauth2-redirect",
         "/docs-static",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from service.api.deps import RuntimeDep, problems
-from service.schemas import LiveResponse, ReadyResponse
+from service.schemas import LiveResponse, ReadyResponse, StartedResponse
 
 router = APIRouter(tags=["health"])
 
@@ -22,5 +22,19 @@ async def livez() -> LiveResponse:
     responses=problems("not_ready", "engine_dead"),
 )
 async def readyz(runtime: RuntimeDep) -> ReadyResponse:
-    """200 when recommendations are served; 503 while loading, stopping or without an engine."""
-    return ReadyResponse(status="ok", state="ready", version=await runtime.check())
+    """200 when recommendations are served; 503 while loading, stopping or without an engine.
+
+    Answers at once: the engine is looked at every second, in the background.
+    """
+    return ReadyResponse(status="ok", state="ready", version=runtime.ready_version())
+
+
+@router.get(
+    "/startupz",
+    summary="Has it started?",
+    responses=problems("not_ready", "engine_dead"),
+)
+async def startupz(runtime: RuntimeDep) -> StartedResponse:
+    """200 once the engine has been loaded, for as long as the process lives; 503 until then."""
+    runtime.require_started()
+    return StartedResponse(status="ok")

@@ -44,6 +44,9 @@ async def info(runtime: RuntimeDep) -> InfoResponse:
             max_batch=settings.max_batch,
             prompt_history=context.prompt.max_history,
             max_body_bytes=settings.max_body_bytes,
+            max_queued_beams=settings.max_queued_beams,
+            max_queued_tokens=settings.max_queued_tokens,
+            timeout_ms=settings.timeout_ms,
         ),
     )
 

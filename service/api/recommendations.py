@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, Request
 
+from service.admission import OverloadError
 from service.api.deps import RequestIdDep, RuntimeDep, problems, unless_disconnected
+from service.engine.beam_gate import BeamGate
 from service.errors import (
     DeadlineError,
+    OverloadedError,
     RequestInvalidError,
     SearchUnavailableError,
     UnknownItemsRefusedError,
@@ -38,6 +41,8 @@ from service.slate import Cap
 logger = logging.getLogger(__name__)
 
 MAX_LISTED_UNKNOWN = 100
+BATCH_PARTS = 4
+"""A batch has at most this part of the beams that may be under way."""
 CAP_CHOICE = 3
 """Times ``k`` that a search with a diversity cap looks for, unless a beam width is given."""
 
@@ -56,6 +61,7 @@ _PROBLEMS = (
     "not_ready",
     "engine_dead",
     "engine_error",
+    "overloaded",
     "deadline_exceeded",
 )
 
@@ -79,7 +85,8 @@ async def recommend(
     are missing. An empty history, or one with no known item, gets the most popular items and
     `fallback: true`.
     """
-    return await unless_disconnected(request, _answer(body, runtime, request_id))
+    recommender = runtime.recommender()
+    return await unless_disconnected(request, _answer(body, runtime, recommender, request_id))
 
 
 @router.post(
@@ -99,66 +106,93 @@ async def recommend_batch(
 ) -> BatchResponse:
     """Answers in the requests' order. One that fails has a problem and leaves the others alone.
 
-    Each answer names its version: while items are onboarded, two may differ.
+    Each answer names its version: while items are onboarded, two may differ. Not all run at once:
+    a batch leaves room for other callers, and a request's own deadline counts from the arrival.
     """
     if len(body.requests) > runtime.settings.max_batch:
         raise RequestInvalidError(
             ("body", "requests"), f"at most {runtime.settings.max_batch} requests"
         )
-    runtime.recommender()
-    started = time.perf_counter()
-    results = await unless_disconnected(
-        request,
-        _together(
-            [
-                _result(one, runtime, f"{request_id}-{number}")
-                for number, one in enumerate(body.requests)
+    batch = _Batch(runtime, runtime.recommender(), request_id)
+    results = await unless_disconnected(request, batch.answers(body.requests))
+    return BatchResponse(results=results, request_id=request_id, took_ms=_ms_since(batch.arrived))
+
+
+class _Batch:
+    """Requests that came together. What was accepted is answered, also while the service stops."""
+
+    def __init__(self, runtime: Runtime, recommender: Recommender, request_id: str) -> None:
+        self.arrived = time.monotonic()
+        self._runtime = runtime
+        self._recommender = recommender
+        self._request_id = request_id
+        self._gate = BeamGate(max(1, runtime.settings.max_queued_beams // BATCH_PARTS))
+
+    async def answers(self, bodies: Sequence[RecommendationRequest]) -> list[BatchResult]:
+        # A group, so that giving up one is giving up all.
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._result(body, f"{self._request_id}-{number}"))
+                for number, body in enumerate(bodies)
             ]
-        ),
-    )
-    return BatchResponse(results=results, request_id=request_id, took_ms=_ms_since(started))
+        return [task.result() for task in tasks]
+
+    async def _result(self, body: RecommendationRequest, request_id: str) -> BatchResult:
+        try:
+            return BatchResult(status=200, answer=await self._in_turn(body, request_id))
+        except Exception as error:
+            document, _ = as_problem(error, request_id)
+            if document["status"] >= 500:
+                logger.exception("request %s of a batch failed", request_id)
+            return BatchResult(status=document["status"], problem=Problem(**document))
+
+    async def _in_turn(
+        self, body: RecommendationRequest, request_id: str
+    ) -> RecommendationResponse:
+        beams = min(body.beam_width or body.k, self._runtime.settings.max_beam_width)
+        async with _within(body.timeout_ms, self.arrived), self._gate.enter(beams):
+            given_ms = body.timeout_ms
+            since = time.monotonic() if given_ms is None else self.arrived
+            return await _answer(body, self._runtime, self._recommender, request_id, since)
 
 
-async def _together(work: Sequence[Coroutine[Any, Any, BatchResult]]) -> list[BatchResult]:
-    # A group, so that giving up one is giving up all.
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one) for one in work]
-    return [task.result() for task in tasks]
-
-
-async def _result(body: RecommendationRequest, runtime: Runtime, request_id: str) -> BatchResult:
+@asynccontextmanager
+async def _within(timeout_ms: int | None, since: float) -> AsyncIterator[None]:
+    """Raise DeadlineError once so many milliseconds are over."""
+    left = None if not timeout_ms else since + timeout_ms / 1000 - time.monotonic()
     try:
-        return BatchResult(status=200, answer=await _answer(body, runtime, request_id))
-    except Exception as error:
-        document, _ = as_problem(error, request_id)
-        if document["status"] >= 500:
-            logger.exception("request %s of a batch failed", request_id)
-        return BatchResult(status=document["status"], problem=Problem(**document))
+        async with asyncio.timeout(left):
+            yield
+    except TimeoutError:
+        raise DeadlineError(f"no answer within {timeout_ms} ms") from None
 
 
 async def _answer(
-    body: RecommendationRequest, runtime: Runtime, request_id: str
+    body: RecommendationRequest,
+    runtime: Runtime,
+    recommender: Recommender,
+    request_id: str,
+    since: float | None = None,
 ) -> RecommendationResponse:
-    query = to_query(body, runtime.settings, request_id)
+    started = time.monotonic()
+    since = started if since is None else since
+    timeout_ms = runtime.settings.timeout_ms if body.timeout_ms is None else body.timeout_ms
+    deadline = since + timeout_ms / 1000 if timeout_ms else None
+    query = to_query(body, runtime.settings, request_id, deadline)
     if body.query is not None and runtime.context.search is None:
         raise SearchUnavailableError(
             f"the model of bundle {runtime.context.name!r} was not trained for search: "
             "send a history instead of a query"
         )
-    started = time.perf_counter()
-    try:
-        async with asyncio.timeout(None if body.timeout_ms is None else body.timeout_ms / 1000):
-            recommender = runtime.recommender()
-            if body.min_version is not None:
-                served = await runtime.wait_for_version(body.min_version)
-                if served < body.min_version:
-                    raise VersionNotServedError(
-                        f"version {served} is served, not yet {body.min_version}",
-                        extra={"version": served},
-                    )
-            answer = await _recommend(recommender, query)
-    except TimeoutError:
-        raise DeadlineError(f"no answer within {body.timeout_ms} ms") from None
+    async with _within(timeout_ms, since):
+        if body.min_version is not None:
+            served = await runtime.wait_for_version(body.min_version)
+            if served < body.min_version:
+                raise VersionNotServedError(
+                    f"version {served} is served, not yet {body.min_version}",
+                    extra={"version": served},
+                )
+        answer = await _recommend(recommender, query)
     return _response(answer, query, request_id, _ms_since(started))
 
 
@@ -167,6 +201,10 @@ async def _recommend(recommender: Recommender, query: Query) -> Recommendation:
         return await recommender.recommend(query)
     except QueryUnreadableError as error:
         raise RequestInvalidError(("body", "query"), str(error)) from error
+    except OverloadError as error:
+        raise OverloadedError(
+            str(error), headers={"Retry-After": str(error.retry_after_s)}
+        ) from error
     except UnknownItemsError as error:
         raise UnknownItemsRefusedError(
             f"{len(error.ids)} of the request's ids are not in the catalogue",
@@ -174,7 +212,12 @@ async def _recommend(recommender: Recommender, query: Query) -> Recommendation:
         ) from error
 
 
-def to_query(body: RecommendationRequest, settings: Settings, request_id: str) -> Query:
+def to_query(
+    body: RecommendationRequest,
+    settings: Settings,
+    request_id: str,
+    deadline: float | None = None,
+) -> Query:
     """A query within the settings' limits.
 
     Raises:
@@ -215,6 +258,7 @@ def to_query(body: RecommendationRequest, settings: Settings, request_id: str) -
         cap=cap,
         explain=body.explain and body.query is None,
         strict=body.strict,
+        deadline=deadline,
     )
 
 
@@ -255,4 +299,4 @@ def _item(found: Ranked, rank: int) -> RecommendedItem:
 
 
 def _ms_since(started: float) -> float:
-    return round((time.perf_counter() - started) * 1000, 3)
+    return round((time.monotonic() - started) * 1000, 3)

@@ -25,7 +25,7 @@ from service.engine.vllm_start import RunningVllm, VllmOptions, build, installed
 _T = TypeVar("_T")
 
 _CHECK_TURN_S = 0.25
-_BUSY_SHARE = 0.1
+_BUSY_SHARE = 0.02
 """Least processor seconds per second of silence that tell a busy process from a stopped one."""
 
 

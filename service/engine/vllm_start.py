@@ -84,7 +84,7 @@ class VllmOptions:
     enforce_eager: bool = False
     threads: int | None = None
     seed: int = 0
-    check_timeout_s: float = 10.0
+    check_timeout_s: float = 3.0
     busy_timeout_s: float = 120.0
     scratch_blocks: int = 512
 

@@ -76,6 +76,9 @@ def test_info(client: Any) -> None:
         "max_batch": 100,
         "prompt_history": 4,
         "max_body_bytes": 1048576,
+        "max_queued_beams": 2048,
+        "max_queued_tokens": 131_072,
+        "timeout_ms": 10_000,
     }
 
 

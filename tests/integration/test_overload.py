@@ -1,0 +1,87 @@
+"""Admission, deadlines and batches through the API."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from service.engine.base import ServingModel
+from service.engine.fake import FakeEngine
+
+BODY = {"history": ["a1"], "k": 2, "beam_width": 20}
+
+
+async def together(app: Any, bodies: list[dict[str, Any]], path: str = "") -> list[httpx.Response]:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return await asyncio.gather(
+            *(client.post(f"/v1/recommendations{path}", json=body) for body in bodies)
+        )
+
+
+@pytest.fixture
+def slow(tiny_model: ServingModel) -> FakeEngine:
+    return FakeEngine(tiny_model, delay_s=0.1)
+
+
+def test_what_does_not_fit_is_refused_at_once_and_the_rest_is_served(
+    make_client: Any, slow: FakeEngine
+) -> None:
+    client = make_client(slow, max_queued_beams=100, max_beam_width=100, max_k=50).wait_ready()
+    answers = client.runner.run(together(client.app, [BODY] * 20))
+    statuses = [answer.status_code for answer in answers]
+    assert sorted(statuses) == [200] * 5 + [429] * 15
+    for answer in answers:
+        if answer.status_code == 429:
+            assert answer.json()["code"] == "overloaded"
+            assert 1 <= int(answer.headers["Retry-After"]) <= 30
+    assert slow.running == 0
+    assert client.recommend(**BODY).status_code == 200
+
+
+def test_popular_items_need_no_room(make_client: Any, slow: FakeEngine) -> None:
+    client = make_client(slow, max_queued_beams=20, max_beam_width=20, max_k=20).wait_ready()
+    bodies = [BODY, BODY, {"history": []}]
+    statuses = [a.status_code for a in client.runner.run(together(client.app, bodies))]
+    assert sorted(statuses[:2]) == [200, 429]
+    assert statuses[2] == 200
+
+
+def test_a_batch_takes_turns_and_leaves_room(make_client: Any, slow: FakeEngine) -> None:
+    client = make_client(slow, max_queued_beams=200, max_beam_width=100, max_k=50).wait_ready()
+
+    async def batch_and_others() -> tuple[list[httpx.Response], list[httpx.Response]]:
+        batch = asyncio.create_task(together(client.app, [{"requests": [BODY] * 12}], ":batch"))
+        await asyncio.sleep(0.05)
+        return await batch, await together(client.app, [BODY] * 3)
+
+    batch, others = client.runner.run(batch_and_others())
+    assert [one["status"] for one in batch[0].json()["results"]] == [200] * 12
+    assert [one.status_code for one in others] == [200] * 3
+
+
+def test_a_request_without_a_deadline_gets_the_service_s(
+    make_client: Any, tiny_model: ServingModel
+) -> None:
+    engine = FakeEngine(tiny_model, delay_s=5)
+    client = make_client(engine, timeout_ms=50).wait_ready()
+    answer = client.recommend(**BODY)
+    assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
+    assert "50 ms" in answer.json()["detail"]
+    assert engine.running == 0
+    longer = client.recommend(**BODY, timeout_ms=120)
+    assert "120 ms" in longer.json()["detail"]
+
+
+def test_a_deadline_counts_from_the_arrival_of_its_batch(
+    make_client: Any, tiny_model: ServingModel
+) -> None:
+    engine = FakeEngine(tiny_model, delay_s=0.1)  # a third of a second for one request
+    client = make_client(engine, max_queued_beams=80, max_beam_width=80, max_k=50).wait_ready()
+    body = {"requests": [BODY, BODY | {"timeout_ms": 200}, BODY]}
+    answer = client.post("/v1/recommendations:batch", json=body)
+    assert [one["status"] for one in answer.json()["results"]] == [200, 504, 200]
+    assert engine.running == 0
