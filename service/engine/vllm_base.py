@@ -50,6 +50,7 @@ class VllmProcess(ABC):
         self._lifecycle = asyncio.Lock()
         self._probe: asyncio.Task[bool] | None = None
         self._probe_began = 0.0
+        self._stuck = False
         self._serial = itertools.count()
         """Makes request ids unique."""
         self._background: set[asyncio.Future[Any]] = set()
@@ -124,7 +125,7 @@ class VllmProcess(ABC):
                 # Before the shutdown, or it would log the orderly end as a failure.
                 llm.output_handler.cancel()
                 await asyncio.wait([llm.output_handler], timeout=5.0)
-            await _end(process)
+            await _end(process, kill=self._stuck)
 
     async def check(self) -> None:
         """Ask the engine process for a sign of life.
@@ -139,6 +140,7 @@ class VllmProcess(ABC):
             self._probe = asyncio.create_task(llm.is_paused())
             self._probe_began = time.monotonic()
             self._keep(self._probe)
+        self._stuck = False
         deadline = time.monotonic() + self._options.check_timeout_s
         worked: float | None = None
         while not self._probe.done() and not llm.errored and time.monotonic() < deadline:
@@ -151,6 +153,7 @@ class VllmProcess(ABC):
         if not self._probe.done():
             if worked is not None and await asyncio.to_thread(self._is_busy, worked):
                 return
+            self._stuck = True
             raise EngineDeadError(
                 f"the engine process has not answered for {self._options.check_timeout_s:g} s"
             )
@@ -333,9 +336,9 @@ def cancelled_from_outside() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def _end(running: RunningVllm) -> None:
+async def _end(running: RunningVllm, *, kill: bool = False) -> None:
     """End an engine's processes and give back what it holds here."""
-    await asyncio.to_thread(running.shut_down)
+    await asyncio.to_thread(running.shut_down, kill=kill)
     # The shutdown asks the loop to close its sockets; this lets it.
     await asyncio.sleep(0)
     await asyncio.to_thread(running.release)

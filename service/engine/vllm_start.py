@@ -207,8 +207,14 @@ class RunningVllm:
     llm: Any
     watchdog: Watchdog
 
-    def shut_down(self) -> None:
-        """End the engine's processes and wait until they are gone. Blocks for seconds."""
+    def shut_down(self, *, kill: bool = False) -> None:
+        """End the engine's processes and wait until they are gone. Blocks for seconds.
+
+        Args:
+            kill: don't ask first; for processes that are stuck.
+        """
+        if kill:
+            self.watchdog.close()
         self.llm.shutdown(timeout=_SHUTDOWN_SECONDS)
         # AsyncLLM's finalizer calls it again, and fails when the interpreter is going down.
         self.llm.shutdown = _already_down
