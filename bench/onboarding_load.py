@@ -260,6 +260,12 @@ class Server:
         self.began = 0.0
         self.book = Book()
 
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
+
     def begin(self) -> None:
         """Start the process, with a store of its own."""
         self._starts += 1

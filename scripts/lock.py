@@ -1,6 +1,6 @@
 """Recompile ``requirements/*.lock`` with uv, which is installed in a throwaway environment.
 
-    python3.11 scripts/lock.py [--upgrade] [NAME ...]      (names: cpu gpu dev demo)
+    python3.11 scripts/lock.py [--upgrade] [NAME ...]      (names: cpu gpu dev demo load)
 
 Pins that still fit are kept unless ``--upgrade`` is given. The gpu lock prefers the versions of
 the cpu lock, and the dev lock must agree with it, so all variants test the same code. torch's CPU
@@ -31,6 +31,7 @@ SOURCES = {
     "gpu": ["base.in", "gpu.in"],
     "dev": ["dev.in"],
     "demo": ["demo.in"],
+    "load": ["load.in"],
 }
 
 

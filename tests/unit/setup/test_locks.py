@@ -11,7 +11,7 @@ from lockfile import LockEntry, SetupError, merge_locks, normalize, parse_lock
 
 ROOT = Path(__file__).parents[3]
 REQUIREMENTS = ROOT / "requirements"
-LOCKS = ("cpu", "gpu", "dev", "demo")
+LOCKS = ("cpu", "gpu", "dev", "demo", "load")
 
 
 def lock(name: str) -> dict[str, LockEntry]:
@@ -58,7 +58,7 @@ def test_direct_dependencies_are_locked(name: str) -> None:
         assert version in ("", entries[package].version)
 
 
-@pytest.mark.parametrize("name", ["dev", "demo"])
+@pytest.mark.parametrize("name", ["dev", "demo", "load"])
 def test_tools_and_demo_are_locked(name: str) -> None:
     entries = lock(name)
     for package, version in wanted(name).items():

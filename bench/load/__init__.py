@@ -1,0 +1,1 @@
+"""Load and endurance of the running service, driven by Locust."""
