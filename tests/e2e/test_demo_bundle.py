@@ -249,6 +249,45 @@ def test_filters_and_queries_reach_the_engine(server):
     assert "1" in {item["item_id"] for item in ask(query="Toy Story", k=10)}
 
 
-def test_sigterm_ends_the_server_with_exit_0(server):
+def test_sigterm_under_load_loses_no_accepted_request_and_ends_with_exit_0(server):
+    words = shlex.split(next(line for line in server.output.splitlines() if "curl" in line))
+    url = next(word for word in words if word.startswith("http"))
+    faults: list[str] = []
+    good: list[float] = []
+    refused: list[float] = []
+
+    def ask() -> None:
+        with httpx.Client(timeout=120) as client:
+            while True:
+                try:
+                    answer = client.post(url, json={"history": HISTORIES[1], "k": 10})
+                except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError) as error:
+                    # Not accepted: the listener is closed, or this connection was between two
+                    # requests. An accepted one that is lost shows as a failure before `refused`.
+                    if not refused:
+                        faults.append(repr(error))
+                    return
+                if answer.status_code == 503:
+                    refused.append(time.monotonic())
+                    return
+                if answer.status_code != 200:
+                    faults.append(answer.text)
+                    return
+                good.append(time.monotonic())
+
+    callers = [threading.Thread(target=ask) for _ in range(12)]
+    for caller in callers:
+        caller.start()
+    deadline = time.monotonic() + 60
+    while len(good) < 20:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    told = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
+    for caller in callers:
+        caller.join(60)
+    assert not faults
+    # Each caller had a request under way or between two; what was accepted came back.
+    assert sum(at > told for at in good) + len(refused) >= len(callers)
+    assert refused
     assert server.process.wait(60) == 0
