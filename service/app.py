@@ -28,6 +28,7 @@ from service.api import (
     health,
     info,
     items,
+    metrics,
     recommendations,
 )
 from service.api.deps import problems
@@ -45,6 +46,8 @@ from service.runtime import BuildEngine, LoadEncoder, Runtime
 from service.schemas import Problem
 from service.settings import Settings
 from service.store.errors import RefusedError, StoreError
+from service.telemetry.middleware import MetricsMiddleware
+from service.telemetry.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ _TAGS = [
     {"name": "items", "description": "The catalogue."},
     {"name": "admin", "description": "New items, changes of items, jobs and versions."},
     {"name": "info", "description": "What runs here and what it allows."},
-    {"name": "health", "description": "Probes for a supervisor."},
+    {"name": "health", "description": "Probes for a supervisor, and metrics."},
 ]
 
 
@@ -93,12 +96,14 @@ def create_app(
         KeysError: the keys file is damaged.
     """
     keyring, audit = open_keyring(settings), open_audit(settings)
+    telemetry = Telemetry()
     runtime = Runtime(
         context,
         settings,
         build_engine,
         load_encoder=load_encoder,
         onboarding=onboarding,
+        telemetry=telemetry,
         on_ready=on_ready,
         on_failed=on_failed,
         check_interval_s=check_interval_s,
@@ -146,7 +151,8 @@ def create_app(
                 REQUEST_ID_HEADER,
             ),
         )
-    app.add_middleware(RequestContextMiddleware)  # added last: outermost
+    app.add_middleware(RequestContextMiddleware)
+    app.add_middleware(MetricsMiddleware, meters=telemetry.meters)  # added last: outermost
     return app
 
 
@@ -178,6 +184,7 @@ def create_api(**options: Any) -> FastAPI:
         admin_versions,
         info,
         health,
+        metrics,
     ):
         app.include_router(module.router)
     for exception in (

@@ -25,7 +25,7 @@ error_logger = logging.getLogger("gti.errors")
 
 REQUEST_ID_HEADER = "X-Request-ID"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_HEALTH_PATHS = frozenset({"/livez", "/readyz"})
+_HEALTH_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 
 class RequestContextMiddleware:

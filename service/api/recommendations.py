@@ -30,6 +30,7 @@ from service.schemas_recommendations import (
     RecommendationRequest,
     RecommendationResponse,
     RecommendedItem,
+    Timings,
 )
 from service.search import QueryUnreadableError
 from service.settings import Settings
@@ -131,6 +132,7 @@ async def _result(body: RecommendationRequest, runtime: Runtime, request_id: str
         return BatchResult(status=200, answer=await _answer(body, runtime, request_id))
     except Exception as error:
         document, _ = as_problem(error, request_id)
+        runtime.telemetry.meters.problem(document["code"])
         if document["status"] >= 500:
             logger.exception("request %s of a batch failed", request_id)
         return BatchResult(status=document["status"], problem=Problem(**document))
@@ -159,7 +161,7 @@ async def _answer(
             answer = await _recommend(recommender, query)
     except TimeoutError:
         raise DeadlineError(f"no answer within {body.timeout_ms} ms") from None
-    return _response(answer, query, request_id, _ms_since(started))
+    return _response(runtime, answer, query, request_id, started)
 
 
 async def _recommend(recommender: Recommender, query: Query) -> Recommendation:
@@ -219,11 +221,13 @@ def to_query(body: RecommendationRequest, settings: Settings, request_id: str) -
 
 
 def _response(
-    answer: Recommendation, query: Query, request_id: str, took_ms: float
+    runtime: Runtime, answer: Recommendation, query: Query, request_id: str, started: float
 ) -> RecommendationResponse:
+    took_ms = _ms_since(started)
     fallback = answer.fallback_reason is not None
+    items = [_item(found, rank) for rank, found in enumerate(answer.items, start=1)]
     return RecommendationResponse(
-        items=[_item(found, rank) for rank, found in enumerate(answer.items, start=1)],
+        items=items,
         version=answer.version,
         request_id=request_id,
         fallback=fallback,
@@ -233,7 +237,27 @@ def _response(
         shortfall=query.k - len(answer.items),
         beam_width=None if fallback else query.beam_width,
         took_ms=took_ms,
+        timings=_timings(runtime, answer, started),
     )
+
+
+def _timings(runtime: Runtime, answer: Recommendation, started: float) -> Timings:
+    """Where the time went, also told to the metrics."""
+    engine = answer.timings
+    render_s = time.monotonic() - answer.decoded
+    total_s = time.perf_counter() - started
+    runtime.telemetry.meters.answered(engine, render_s, total_s, answer.fallback_reason)
+    return Timings(
+        queue_ms=_ms(None if engine is None else engine.queue_s),
+        prefill_ms=_ms(None if engine is None else engine.prefill_s),
+        beams_ms=_ms(None if engine is None else engine.beams_s),
+        render_ms=round(render_s * 1000, 3),
+        total_ms=round(total_s * 1000, 3),
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
 
 
 def _item(found: Ranked, rank: int) -> RecommendedItem:

@@ -39,6 +39,7 @@ def test_paths() -> None:
         ("/v1/info", "get"),
         ("/livez", "get"),
         ("/readyz", "get"),
+        ("/metrics", "get"),
     }
 
 
