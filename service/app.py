@@ -48,6 +48,7 @@ from service.settings import Settings
 from service.store.errors import RefusedError, StoreError
 from service.telemetry.middleware import MetricsMiddleware
 from service.telemetry.telemetry import Telemetry
+from service.telemetry.tracing import Tracing, open_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ def create_app(
     on_ready: Callable[[], None] = lambda: None,
     on_failed: Callable[[], None] = lambda: None,
     check_interval_s: float = 1.0,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The application for one bundle. Its lifespan loads and stops the engine.
 
@@ -90,13 +92,14 @@ def create_app(
         on_ready: called once when requests can be served.
         on_failed: called once when the engine could not start or has died.
         check_interval_s: seconds between looks at the engine's health.
+        tracing: writes spans, for tests; None: as the settings say.
 
     Raises:
         AccessError: callers need keys, and there is none.
         KeysError: the keys file is damaged.
     """
     keyring, audit = open_keyring(settings), open_audit(settings)
-    telemetry = Telemetry()
+    telemetry = Telemetry(tracing or open_tracing(settings.otlp_endpoint))
     runtime = Runtime(
         context,
         settings,
@@ -118,6 +121,7 @@ def create_app(
         finally:
             await runtime.stop()
             await asyncio.to_thread(audit.stop)
+            await asyncio.to_thread(telemetry.tracing.stop)
 
     app = create_api(lifespan=lifespan)
     app.state.runtime = runtime
@@ -152,7 +156,8 @@ def create_app(
             ),
         )
     app.add_middleware(RequestContextMiddleware)
-    app.add_middleware(MetricsMiddleware, meters=telemetry.meters)  # added last: outermost
+    app.add_middleware(MetricsMiddleware, meters=telemetry.meters)
+    app.add_middleware(telemetry.tracing.wrap)  # added last: outermost
     return app
 
 

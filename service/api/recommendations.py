@@ -80,7 +80,9 @@ async def recommend(
     are missing. An empty history, or one with no known item, gets the most popular items and
     `fallback: true`.
     """
-    return await unless_disconnected(request, _answer(body, runtime, request_id))
+    answer = await unless_disconnected(request, _answer(body, runtime, request_id))
+    request.state.version = answer.version
+    return answer
 
 
 @router.post(
@@ -237,16 +239,28 @@ def _response(
         shortfall=query.k - len(answer.items),
         beam_width=None if fallback else query.beam_width,
         took_ms=took_ms,
-        timings=_timings(runtime, answer, started),
+        timings=_timings(runtime, query, answer, started),
     )
 
 
-def _timings(runtime: Runtime, answer: Recommendation, started: float) -> Timings:
-    """Where the time went, also told to the metrics."""
+def _timings(runtime: Runtime, query: Query, answer: Recommendation, started: float) -> Timings:
+    """Where the time went, also told to metrics and traces."""
     engine = answer.timings
     render_s = time.monotonic() - answer.decoded
     total_s = time.perf_counter() - started
-    runtime.telemetry.meters.answered(engine, render_s, total_s, answer.fallback_reason)
+    telemetry = runtime.telemetry
+    telemetry.meters.answered(engine, render_s, total_s, answer.fallback_reason)
+    telemetry.tracing.recommended(
+        engine,
+        answer.decoded,
+        total_s,
+        {
+            "gti.version": answer.version,
+            "gti.beam_width": query.beam_width,
+            "gti.items": len(answer.items),
+            "gti.fallback": answer.fallback_reason is not None,
+        },
+    )
     return Timings(
         queue_ms=_ms(None if engine is None else engine.queue_s),
         prefill_ms=_ms(None if engine is None else engine.prefill_s),

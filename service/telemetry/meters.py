@@ -19,7 +19,7 @@ FALLBACK_REASONS = ("empty_history", "no_known_item")
 UNKNOWN_ROUTE = "unknown"
 """Label of requests whose path names no route: as many paths as there are, one label."""
 CLIENT_CLOSED = 499
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _SHORT_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1)
@@ -97,7 +97,7 @@ class Meters:
             seconds: from its head to the end of the answer.
             problem: code of the problem that it was answered with, if any.
         """
-        method = method if method in _METHODS else "other"
+        method = method if method in METHODS else "other"
         route = route or UNKNOWN_ROUTE
         self._requests.labels(method, route, str(status)).inc()
         self._request_seconds.labels(method, route).observe(seconds)
