@@ -28,6 +28,7 @@ from service.api import (
     health,
     info,
     items,
+    metrics,
     recommendations,
 )
 from service.api.deps import problems
@@ -46,6 +47,9 @@ from service.runtime import BuildEngine, LoadEncoder, Runtime
 from service.schemas import Problem
 from service.settings import Settings
 from service.store.errors import RefusedError, StoreError
+from service.telemetry.middleware import MetricsMiddleware
+from service.telemetry.telemetry import Telemetry
+from service.telemetry.tracing import Tracing, open_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +63,7 @@ _TAGS = [
     {"name": "items", "description": "The catalogue."},
     {"name": "admin", "description": "New items, changes of items, jobs and versions."},
     {"name": "info", "description": "What runs here and what it allows."},
-    {"name": "health", "description": "Probes for a supervisor."},
+    {"name": "health", "description": "Probes for a supervisor, and metrics."},
 ]
 
 
@@ -73,6 +77,7 @@ def create_app(
     on_ready: Callable[[], None] = lambda: None,
     on_failed: Callable[[], None] = lambda: None,
     check_interval_s: float = 1.0,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The application for one bundle. Its lifespan loads and stops the engine.
 
@@ -88,18 +93,21 @@ def create_app(
         on_ready: called once when requests can be served.
         on_failed: called once when the engine could not start or has died.
         check_interval_s: seconds between looks at the engine's health.
+        tracing: writes spans, for tests; None: as the settings say.
 
     Raises:
         AccessError: callers need keys, and there is none.
         KeysError: the keys file is damaged.
     """
     keyring, audit = open_keyring(settings), open_audit(settings)
+    telemetry = Telemetry(tracing or open_tracing(settings.otlp_endpoint))
     runtime = Runtime(
         context,
         settings,
         build_engine,
         load_encoder=load_encoder,
         onboarding=onboarding,
+        telemetry=telemetry,
         on_ready=on_ready,
         on_failed=on_failed,
         check_interval_s=check_interval_s,
@@ -114,6 +122,7 @@ def create_app(
         finally:
             await runtime.stop()
             await asyncio.to_thread(audit.stop)
+            await asyncio.to_thread(telemetry.tracing.stop)
 
     app = create_api(lifespan=lifespan)
     app.state.runtime = runtime
@@ -148,7 +157,9 @@ def create_app(
             ),
         )
     app.add_middleware(DrainMiddleware, work=runtime.work)
-    app.add_middleware(RequestContextMiddleware)  # added last: outermost
+    app.add_middleware(RequestContextMiddleware)
+    app.add_middleware(MetricsMiddleware, meters=telemetry.meters)
+    app.add_middleware(telemetry.tracing.wrap)  # added last: outermost
     return app
 
 
@@ -180,6 +191,7 @@ def create_api(**options: Any) -> FastAPI:
         admin_versions,
         info,
         health,
+        metrics,
     ):
         app.include_router(module.router)
     for exception in (

@@ -17,19 +17,23 @@ from service.access.keys import redact
 request_id_var: ContextVar[str] = ContextVar("request_id", default="-")
 """Id of the request being served by the current task; ``-`` outside requests."""
 
-_EXTRA_FIELDS = ("method", "path", "status", "took_ms")
+trace_id_var: ContextVar[str] = ContextVar("trace_id", default="")
+"""Id of the trace that the current task belongs to; empty where there is none."""
+
+_EXTRA_FIELDS = ("method", "path", "status", "took_ms", "version", "code")
 
 
 class RequestIdFilter(logging.Filter):
-    """Puts the current request's id on every record, as ``record.request_id``."""
+    """Puts the current request's id on every record, as ``record.request_id``; its trace's too."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.request_id = request_id_var.get()
+        record.trace_id = trace_id_var.get()
         return True
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, request_id and access fields."""
+    """One JSON object a line: time (UTC), level, logger, message, the ids, access fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -40,8 +44,10 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             "request_id": getattr(record, "request_id", "-"),
         }
+        if trace_id := getattr(record, "trace_id", ""):
+            entry["trace_id"] = trace_id
         for name in _EXTRA_FIELDS:
-            if hasattr(record, name):
+            if getattr(record, name, None) is not None:
                 entry[name] = getattr(record, name)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)

@@ -19,13 +19,13 @@ from service.access.keys import redact
 from service.errors import BodyTooLargeError
 from service.logs import request_id_var
 from service.problems import problem_response
+from service.telemetry.tracing import QUIET_PATHS
 
 logger = logging.getLogger("gti.access")
 error_logger = logging.getLogger("gti.errors")
 
 REQUEST_ID_HEADER = "X-Request-ID"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_HEALTH_PATHS = frozenset({"/livez", "/readyz", "/startupz"})
 
 
 class RequestContextMiddleware:
@@ -69,7 +69,7 @@ class RequestContextMiddleware:
             took_ms = round((time.perf_counter() - started) * 1000, 2)
             path = redact(quote(scope["path"], errors="replace"))
             logger.log(
-                logging.DEBUG if path in _HEALTH_PATHS else logging.INFO,
+                logging.DEBUG if path in QUIET_PATHS else logging.INFO,
                 "%s %s %d %.2f ms",
                 scope["method"],
                 path,
@@ -80,6 +80,8 @@ class RequestContextMiddleware:
                     "path": path,
                     "status": status,
                     "took_ms": took_ms,
+                    "version": scope["state"].get("version"),
+                    "code": scope["state"].get("problem"),
                 },
             )
             request_id_var.reset(token)

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from gti_core.types import JsonDict
 from service.engine.base import PromptTooLongError
@@ -120,18 +121,36 @@ def as_problem(
     return problem(kind, detail, request_id, errors=errors, extra=extra), headers
 
 
+class ProblemResponse(Response):
+    """A problem document on its way; its code is left in ``scope["state"]["problem"]``.
+
+    Args:
+        document: what `problem` made.
+        headers: headers of the answer.
+    """
+
+    def __init__(self, document: JsonDict, headers: Mapping[str, str] | None) -> None:
+        super().__init__(
+            # ASCII, so that no lone surrogate of a hostile body can break the answer.
+            json.dumps(document, ensure_ascii=True, allow_nan=False).encode(),
+            status_code=document["status"],
+            headers=headers,
+            media_type=MEDIA_TYPE,
+        )
+        self._code = document["code"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry point."""
+        scope.setdefault("state", {})["problem"] = self._code
+        await super().__call__(scope, receive, send)
+
+
 def problem_response(
     error: BaseException, request_id: str, content_type: str | None = None
 ) -> Response:
     """The answer for an exception; see `as_problem`."""
     document, headers = as_problem(error, request_id, content_type)
-    return Response(
-        # ASCII, so that no lone surrogate of a hostile body can break the answer.
-        json.dumps(document, ensure_ascii=True, allow_nan=False).encode(),
-        status_code=document["status"],
-        headers=headers,
-        media_type=MEDIA_TYPE,
-    )
+    return ProblemResponse(document, headers)
 
 
 def _cut(part: Any) -> Any:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
 from gti_core.catalog import Item
+from gti_core.decoding import ScoredRow
 from gti_core.prompts import AppendOnlyPrompt
 from gti_core.types import ItemId
 from service.admission import Admission
 from service.attribute_filter import AttributeFilters, Condition
 from service.engine.base import DecodeRequest, Engine, Selection, ServingModel
+from service.engine.timings import Timings
 from service.search import QueryEncoder
 from service.slate import Cap, Nearest, capped, nearest
+
+logger = logging.getLogger(__name__)
 
 MOST_LISTED_ON_LOOP = 1000
 """Ids of a request that are looked up on the event loop; more take over a millisecond."""
@@ -110,6 +116,8 @@ class Recommendation:
         unknown_items: unknown ids of the history, each once, in order.
         unknown_count: history entries that were unknown.
         fallback_reason: why popular items were returned, or None.
+        timings: the engine's; None when it was not asked.
+        decoded: when the engine had answered, `time.monotonic`; in a fallback, when it began.
     """
 
     items: list[Ranked]
@@ -117,6 +125,8 @@ class Recommendation:
     unknown_items: list[ItemId]
     unknown_count: int
     fallback_reason: FallbackReason | None
+    timings: Timings | None = field(default=None, compare=False)
+    decoded: float = field(default=0.0, compare=False)
 
 
 class Recommender:
@@ -127,6 +137,7 @@ class Recommender:
         prompt: the template that the engine's model was trained with.
         encoder: writes search prompts; None when the model can't search.
         admission: refuses what the engine could not do in time; None: nothing is refused.
+        on_illegal: told how many items of an engine's answer may not come back, when any.
     """
 
     def __init__(
@@ -135,11 +146,13 @@ class Recommender:
         prompt: AppendOnlyPrompt,
         encoder: QueryEncoder | None = None,
         admission: Admission | None = None,
+        on_illegal: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._engine = engine
         self._prompt = prompt
         self._encoder = encoder
         self._admission = admission
+        self._on_illegal = on_illegal
         self._filters = AttributeFilters()
 
     async def recommend(self, query: Query) -> Recommendation:
@@ -177,24 +190,41 @@ class Recommender:
         else:
             limits = self._limits(model, query, known)
         reason: FallbackReason | None = None
+        timings: Timings | None = None
+        prompt: list[int] = []
         if query.text is not None:
             if self._encoder is None or query.history:
                 raise ValueError("a search query needs an encoder, and takes no history")
             prompt = self._encoder.prompt_token_ids(query.text)
-            found = await self._decode(model, query, prompt, limits)
         elif known:
             prompt = self._prompt.token_ids([item.sid for item in known], model.vocabulary)
-            found = await self._decode(model, query, prompt, limits)
         else:
             reason = "no_known_item" if query.history else "empty_history"
+        if reason is not None:
+            decoded = time.monotonic()
             # Sorted once per version; with a large catalogue not something for the event loop.
             found = await asyncio.to_thread(_popular, model, query, limits)
+        elif limits.included is not None and not limits.included:
+            decoded, found = time.monotonic(), []
+        else:
+            request = _request(model, query, prompt, limits)
+            timings = request.timings
+            with self._admitted(query, len(prompt)):
+                scored = await self._engine.decode(request)
+            decoded = time.monotonic()
+            found = self._admissible(model, query, scored, limits)
         items = [
             Ranked(item, score, nearest(item.sid, known) if query.explain else None)
             for item, score in found
         ]
         return Recommendation(
-            items, model.version, list(dict.fromkeys(unknown)), len(unknown), reason
+            items,
+            model.version,
+            list(dict.fromkeys(unknown)),
+            len(unknown),
+            reason,
+            timings,
+            decoded,
         )
 
     def _limits(self, model: ServingModel, query: Query, known: Sequence[Item]) -> _Limits:
@@ -210,34 +240,52 @@ class Recommender:
         included = None if query.include is None else rows(query.include)
         return _Limits(rows([*seen, *query.exclude]), included, selection)
 
-    async def _decode(
-        self, model: ServingModel, query: Query, prompt: list[int], limits: _Limits
+    def _admissible(
+        self, model: ServingModel, query: Query, found: Sequence[ScoredRow], limits: _Limits
     ) -> list[tuple[Item, float | None]]:
-        if limits.included is not None and not limits.included:
-            return []
-        request = DecodeRequest(
-            model=model,
-            # A client may send the same request id twice at a time; an engine may not.
-            request_id=f"{query.request_id}-{uuid.uuid4().hex[:8]}",
-            prompt_token_ids=prompt,
-            # A cap takes its pick from all that the search has found.
-            k=query.k if query.cap is None else query.beam_width,
-            beam_width=query.beam_width,
-            excluded_rows=limits.excluded,
-            included_rows=limits.included,
-            selection=limits.selection,
-        )
-        with self._admitted(query, len(prompt)):
-            found = await self._engine.decode(request)
-        ranked: Iterable[tuple[Item, float | None]] = (
-            (model.catalog.items[one.row], one.logprob) for one in found
-        )
+        """The items that an engine found. What it should not have found is left out and told."""
+        items, ranked, illegal = model.catalog.items, [], []
+        for one in found:
+            if (
+                0 <= one.row < len(items)
+                and model.index.in_service(one.row)
+                and limits.admits(one.row)
+            ):
+                ranked.append((items[one.row], one.logprob))
+            else:
+                illegal.append(one.row)
+        if illegal:
+            logger.error(
+                "the engine returned %d items that are not in service in version %d or excluded "
+                "by the request; dropped: catalogue rows %s",
+                len(illegal),
+                model.version,
+                illegal[:10],
+            )
+            self._on_illegal(len(illegal))
         return _first(ranked, query)
 
     def _admitted(self, query: Query, tokens: int) -> AbstractContextManager[None]:
         if self._admission is None:
             return nullcontext()
         return self._admission.enter(query.beam_width, tokens, query.deadline)
+
+
+def _request(
+    model: ServingModel, query: Query, prompt: Sequence[int], limits: _Limits
+) -> DecodeRequest:
+    return DecodeRequest(
+        model=model,
+        # A client may send the same request id twice at a time; an engine may not.
+        request_id=f"{query.request_id}-{uuid.uuid4().hex[:8]}",
+        prompt_token_ids=prompt,
+        # A cap takes its pick from all that the search has found.
+        k=query.k if query.cap is None else query.beam_width,
+        beam_width=query.beam_width,
+        excluded_rows=limits.excluded,
+        included_rows=limits.included,
+        selection=limits.selection,
+    )
 
 
 def _popular(model: ServingModel, query: Query, limits: _Limits) -> list[tuple[Item, float | None]]:

@@ -17,17 +17,23 @@ from enum import StrEnum
 from typing import TypeVar
 
 from gti_core.errors import GtiError
+from service import __version__
 from service.admission import Admission
 from service.context import ServingContext
 from service.draining import WorkCount
 from service.engine.base import Engine, EngineDeadError, EngineError, ServingModel
+from service.engine.timings import Load
 from service.errors import AdminDisabledError, NotReadyError
 from service.onboarding.admin import Admin
 from service.onboarding.running import Onboarding
 from service.recommender import Recommender
 from service.search import QueryEncoder
 from service.settings import Settings
+from service.store.store import StoreSummary
 from service.store.workers import WorkerCounts
+from service.telemetry.facts import Facts
+from service.telemetry.store_watch import StoreWatch
+from service.telemetry.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +66,7 @@ class Runtime:
         build_engine: makes the engine.
         load_encoder: loads the tokenizer; called only if ``context`` has a search template.
         onboarding: versions and jobs; None: the base is served for ever.
+        telemetry: counts and traces; None: a new one without traces.
         on_ready: called once, on the event loop, when requests can be served.
         on_failed: called once, on the event loop, when the engine could not start or has died.
         check_interval_s: seconds between looks at the engine's health.
@@ -76,6 +83,7 @@ class Runtime:
         *,
         load_encoder: LoadEncoder | None = None,
         onboarding: Onboarding | None = None,
+        telemetry: Telemetry | None = None,
         on_ready: Callable[[], None] = lambda: None,
         on_failed: Callable[[], None] = lambda: None,
         check_interval_s: float = CHECK_INTERVAL_S,
@@ -87,9 +95,12 @@ class Runtime:
         self.state = State.STARTING
         self.progress = "starting"
         self.failure: str | None = None
+        self.telemetry = telemetry or Telemetry()
         self._build_engine = build_engine
         self._load_encoder = load_encoder
         self._onboarding = onboarding
+        self._store = None if onboarding is None else StoreWatch(onboarding.summary)
+        self._engine_labels: tuple[Engine, dict[str, str]] | None = None
         self._on_ready = on_ready
         self._on_failed = on_failed
         self._check_interval_s = check_interval_s
@@ -172,6 +183,36 @@ class Runtime:
             return WorkerCounts(0, 0)
         return await self._onboarding.admin.workers()
 
+    async def facts(self) -> Facts:
+        """How things stand, for metrics. Never waits long, whatever hangs."""
+        served, engine = self.served, self.engine
+        if self._store is None:
+            left = served.vocabulary.reserved(served.vocabulary.levels - 1)
+            store: StoreSummary | None = StoreSummary({}, left, WorkerCounts(0, 0))
+        else:
+            store = await self._store.latest()
+        return Facts(
+            engine_up=engine is not None,
+            version=None if engine is None else engine.model.version,
+            items=len(served.catalog),
+            in_service=served.index.base.total,
+            load=Load(0, 0) if engine is None else engine.load(),
+            store=store,
+            build={
+                "version": __version__,
+                "bundle": self.context.name,
+                **self._labels(engine),
+            },
+        )
+
+    def _labels(self, engine: Engine | None) -> dict[str, str]:
+        if engine is None:
+            return {"engine": self.settings.engine, "vllm_version": ""}
+        if self._engine_labels is None or self._engine_labels[0] is not engine:
+            vllm = str(engine.info().get("vllm_version", ""))
+            self._engine_labels = engine, {"engine": engine.name, "vllm_version": vllm}
+        return self._engine_labels[1]
+
     def _ready_admin(self) -> Admin:
         if self._onboarding is None or self._onboarding.admin is None:
             raise RuntimeError("ready, but not following the store")
@@ -239,7 +280,7 @@ class Runtime:
             await self._engine.start()
             if self._onboarding is not None:
                 self._report("catching up with the store")
-                await self._onboarding.start(self._engine)
+                await self._onboarding.start(self._engine, self.telemetry)
             # The welcome and the first fallback want it; sorting a large catalogue takes a while.
             model = self._engine.model
             await in_daemon_thread(lambda: model.popular)
@@ -250,7 +291,13 @@ class Runtime:
             logger.exception("starting the engine failed")
             self._fail(f"the engine did not start: {type(error).__name__}: {error}")
             return
-        self._recommender = Recommender(self._engine, self.context.prompt, encoder, self.admission)
+        self._recommender = Recommender(
+            self._engine,
+            self.context.prompt,
+            encoder,
+            self.admission,
+            self.telemetry.meters.illegal,
+        )
         self.state = State.READY
         logger.info(
             "ready: bundle %s, version %d, %d items",

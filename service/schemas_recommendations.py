@@ -209,6 +209,24 @@ class RecommendedItem(Schema):
     explanation: Explanation | None = Field(None, description="With `explain`; null for a query.")
 
 
+class Timings(Schema):
+    """Where the time of an answer went, milliseconds; docs/operations.md says where one ends."""
+
+    queue_ms: float | None = Field(
+        description="Until the engine began. Null in a fallback, and where an engine can't tell."
+    )
+    prefill_ms: float | None = Field(description="The prompt through the model. Null likewise.")
+    beams_ms: float | None = Field(
+        description="The codes of the items, level by level. Null likewise."
+    )
+    render_ms: float = Field(
+        ge=0, description="From the engine's answer to this one; in a fallback, the popular items."
+    )
+    total_ms: float = Field(
+        ge=0, description="All of it, with what is in no stage: a filter, a wait for a version."
+    )
+
+
 class RecommendationResponse(Schema):
     """Items, best first."""
 
@@ -234,6 +252,13 @@ class RecommendationResponse(Schema):
                     "shortfall": 0,
                     "beam_width": 20,
                     "took_ms": 41.7,
+                    "timings": {
+                        "queue_ms": 1.9,
+                        "prefill_ms": 12.4,
+                        "beams_ms": 26.1,
+                        "render_ms": 0.2,
+                        "total_ms": 41.8,
+                    },
                 }
             ]
         }
@@ -260,6 +285,7 @@ class RecommendationResponse(Schema):
     )
     beam_width: int | None = Field(description="Beam width used; null in a fallback.")
     took_ms: float = Field(ge=0, description="Time from history or query to items, milliseconds.")
+    timings: Timings
 
 
 class BatchRequest(Schema):

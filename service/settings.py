@@ -24,6 +24,7 @@ KEY_VARIABLE = "GTI_KEY"
 _NOT_SETTINGS = {"GTI_COMPILE", "GTI_FAULT", KEY_VARIABLE}
 """Variables that other parts read: `gti_core.fusion`, `service.onboarding.faults`, the client."""
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:\d{1,5})?", re.ASCII)
+_COLLECTOR = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?", re.ASCII)
 WORKER_SETTINGS = ("bundle", "data_dir", "store", "text_encoder", "log_level", "log_format")
 """Fields that ``gti worker`` shares with ``gti serve``."""
 
@@ -141,6 +142,11 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field(
         "text", description="Log lines for people, or one JSON object a line."
     )
+    otlp_endpoint: str | None = Field(
+        None,
+        description="URL of an OpenTelemetry collector, OTLP over HTTP, such as "
+        "http://localhost:4318, to send traces to. Without it, none.",
+    )
     max_k: int = Field(200, ge=1, le=100_000, description="Most items a request may ask for.")
     default_beam_width: int = Field(
         20, ge=1, le=100_000, description="Beam width of a request that names none and has k below."
@@ -204,6 +210,13 @@ class Settings(BaseSettings):
         for origin in _split(value):
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError("origins look like https://shop.example or http://localhost:3000")
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _collector(cls, value: str | None) -> str | None:
+        if value is not None and not _COLLECTOR.fullmatch(value):
+            raise ValueError("collectors look like http://localhost:4318")
         return value
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ from service.access.credentials import address, is_own_host, is_own_origin, own_
 from service.access.keyring import Keyring
 from service.access.keys import KeyRecord, Scope
 from service.access.limiter import Allowance, RateLimiter
-from service.access.rules import changes, match, needed
+from service.access.rules import changes, match, needed, template
 from service.errors import (
     AdminDisabledError,
     ForbiddenScopeError,
@@ -99,6 +99,7 @@ class AccessGate:
         visit = _Visit(Headers(scope=scope), address(scope), needed(route))
         visit.facts |= _named(parameters)
         scope["state"]["audit"] = visit.facts
+        scope["state"]["route"] = template(route)
         allowance: Allowance | None = None
 
         async def send_watched(message: Message) -> None:

@@ -38,6 +38,12 @@ def needed(route: BaseRoute | None) -> Scope:
     return Scope.READ
 
 
+def template(route: BaseRoute | None) -> str | None:
+    """A route's path with its parameters' names, such as /v1/items/{item_id}; None without one."""
+    found: str | None = getattr(route, "path_format", None) or getattr(route, "path", None)
+    return found
+
+
 def changes(method: str) -> bool:
     """Whether requests with a method change something."""
     return method in _CHANGING

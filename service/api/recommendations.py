@@ -33,6 +33,7 @@ from service.schemas_recommendations import (
     RecommendationRequest,
     RecommendationResponse,
     RecommendedItem,
+    Timings,
 )
 from service.search import QueryUnreadableError
 from service.settings import Settings
@@ -86,7 +87,9 @@ async def recommend(
     `fallback: true`.
     """
     recommender = runtime.recommender()
-    return await unless_disconnected(request, _answer(body, runtime, recommender, request_id))
+    answer = await unless_disconnected(request, _answer(body, runtime, recommender, request_id))
+    request.state.version = answer.version
+    return answer
 
 
 @router.post(
@@ -142,6 +145,7 @@ class _Batch:
             return BatchResult(status=200, answer=await self._in_turn(body, request_id))
         except Exception as error:
             document, _ = as_problem(error, request_id)
+            self._runtime.telemetry.meters.problem(document["code"])
             if document["status"] >= 500:
                 logger.exception("request %s of a batch failed", request_id)
             return BatchResult(status=document["status"], problem=Problem(**document))
@@ -193,7 +197,7 @@ async def _answer(
                     extra={"version": served},
                 )
         answer = await _recommend(recommender, query)
-    return _response(answer, query, request_id, _ms_since(started))
+    return _response(runtime, answer, query, request_id, started)
 
 
 async def _recommend(recommender: Recommender, query: Query) -> Recommendation:
@@ -263,11 +267,13 @@ def to_query(
 
 
 def _response(
-    answer: Recommendation, query: Query, request_id: str, took_ms: float
+    runtime: Runtime, answer: Recommendation, query: Query, request_id: str, started: float
 ) -> RecommendationResponse:
+    took_ms = _ms_since(started)
     fallback = answer.fallback_reason is not None
+    items = [_item(found, rank) for rank, found in enumerate(answer.items, start=1)]
     return RecommendationResponse(
-        items=[_item(found, rank) for rank, found in enumerate(answer.items, start=1)],
+        items=items,
         version=answer.version,
         request_id=request_id,
         fallback=fallback,
@@ -277,7 +283,39 @@ def _response(
         shortfall=query.k - len(answer.items),
         beam_width=None if fallback else query.beam_width,
         took_ms=took_ms,
+        timings=_timings(runtime, query, answer, started),
     )
+
+
+def _timings(runtime: Runtime, query: Query, answer: Recommendation, started: float) -> Timings:
+    """Where the time went, also told to metrics and traces."""
+    engine = answer.timings
+    render_s = time.monotonic() - answer.decoded
+    total_s = time.monotonic() - started
+    telemetry = runtime.telemetry
+    telemetry.meters.answered(engine, render_s, total_s, answer.fallback_reason)
+    telemetry.tracing.recommended(
+        engine,
+        answer.decoded,
+        total_s,
+        {
+            "gti.version": answer.version,
+            "gti.beam_width": query.beam_width,
+            "gti.items": len(answer.items),
+            "gti.fallback": answer.fallback_reason is not None,
+        },
+    )
+    return Timings(
+        queue_ms=_ms(None if engine is None else engine.queue_s),
+        prefill_ms=_ms(None if engine is None else engine.prefill_s),
+        beams_ms=_ms(None if engine is None else engine.beams_s),
+        render_ms=round(render_s * 1000, 3),
+        total_ms=round(total_s * 1000, 3),
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
 
 
 def _item(found: Ranked, rank: int) -> RecommendedItem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -17,6 +17,7 @@ from gti_core.decoding import ConstraintIndex, ScoredRow
 from gti_core.decoding.filters import Filter
 from gti_core.types import BoolArray, IntArray, JsonDict
 from gti_core.vocabulary import SidVocabulary
+from service.engine.timings import Load, Timings
 
 
 class EngineError(Exception):
@@ -90,6 +91,7 @@ class DecodeRequest:
         excluded_rows: catalogue rows that must not come back.
         included_rows: the only catalogue rows that may come back; None for all.
         selection: items that may come back, as far as the two above let them; None for all.
+        timings: filled in by the engine, as far as it can tell.
     """
 
     model: ServingModel
@@ -100,6 +102,7 @@ class DecodeRequest:
     excluded_rows: frozenset[int] = frozenset()
     included_rows: frozenset[int] | None = None
     selection: Selection | None = None
+    timings: Timings = field(default_factory=Timings, repr=False, compare=False)
 
     def filter(self) -> Filter:
         """Which items of the version may come back. Raises DecodingError for a row it lacks."""
@@ -202,6 +205,10 @@ class Engine(Protocol):
 
     async def check(self) -> None:
         """Raise EngineDeadError when the engine can't serve."""
+        ...
+
+    def load(self) -> Load:
+        """Requests under way. Costs nothing."""
         ...
 
     def info(self) -> JsonDict:

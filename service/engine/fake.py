@@ -26,6 +26,7 @@ from service.engine.base import (
     ServingModel,
     check_same_weights,
 )
+from service.engine.timings import LevelTimer, Load
 
 
 def fake_logprobs(
@@ -140,6 +141,7 @@ class FakeEngine:
     async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
         """See `Engine.decode`. Yields to the event loop between levels."""
         model, vocabulary = request.model, request.model.vocabulary
+        request.timings.restart()
         if len(request.prompt_token_ids) + vocabulary.levels > model.max_tokens:
             raise PromptTooLongError(
                 f"{len(request.prompt_token_ids)} prompt tokens and {vocabulary.levels} levels "
@@ -147,12 +149,18 @@ class FakeEngine:
             )
         search = BeamSearch(model.index, vocabulary, request.filter(), request.beam_width)
         self.running += 1
+        request.timings.prompt_tokens = len(request.prompt_token_ids)
+        request.timings.cached_tokens = 0
+        timer = LevelTimer(request.timings)
         try:
             while not search.done:
                 await asyncio.sleep(self._delay_s)
                 await self.check()
                 prefixes = [beam.prefix for beam in search.frontier]
-                search.advance(fake_logprobs(request.prompt_token_ids, prefixes, vocabulary))
+                logprobs = fake_logprobs(request.prompt_token_ids, prefixes, vocabulary)
+                timer.scored()
+                search.advance(logprobs)
+                timer.chosen()
             self.finished += 1
             return search.results(request.k)
         finally:
@@ -162,6 +170,10 @@ class FakeEngine:
         """Raise EngineDeadError unless started and alive."""
         if not self._alive:
             raise EngineDeadError("the fake engine is not running")
+
+    def load(self) -> Load:
+        """Nothing ever waits."""
+        return Load(self.running, 0)
 
     def info(self) -> JsonDict:
         """Facts for /v1/info."""

@@ -35,6 +35,7 @@ from service.engine.base import (
     check_same_weights,
 )
 from service.engine.live_rows import LiveRows
+from service.engine.timings import LevelTimer, Load
 
 _T = TypeVar("_T")
 
@@ -118,6 +119,7 @@ class ReferenceEngine:
         self._publishing = asyncio.Lock()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
         self._stopped = threading.Event()
+        self._under_way = 0
 
     @property
     def name(self) -> str:
@@ -157,6 +159,7 @@ class ReferenceEngine:
     async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
         """See `Engine.decode`. Cancelling takes effect at the next level."""
         lm, model = self._lm, request.model
+        request.timings.restart()
         if lm is None:
             raise EngineDeadError("the reference engine is not running")
         levels = model.vocabulary.levels
@@ -167,9 +170,11 @@ class ReferenceEngine:
             )
         cancelled = threading.Event()
         scorer = Scorer(lm, model.vocabulary)
+        self._under_way += 1
         try:
             return await self._in_thread(lambda: self._decode(scorer, request, cancelled))
         finally:
+            self._under_way -= 1
             cancelled.set()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
@@ -195,6 +200,11 @@ class ReferenceEngine:
         """Raise EngineDeadError unless the model is loaded."""
         if self._lm is None:
             raise EngineDeadError("the reference engine is not running")
+
+    def load(self) -> Load:
+        """One request runs at a time."""
+        running = min(1, self._under_way)
+        return Load(running, self._under_way - running)
 
     def info(self) -> JsonDict:
         """Facts for /v1/info."""
@@ -240,6 +250,9 @@ class ReferenceEngine:
         model = request.model
         search = BeamSearch(model.index, model.vocabulary, request.filter(), request.beam_width)
         cache: Any = None
+        request.timings.prompt_tokens = len(request.prompt_token_ids)
+        request.timings.cached_tokens = 0
+        timer = LevelTimer(request.timings)
         while not search.done:
             if cancelled.is_set() or self._stopped.is_set():
                 raise _CancelledError
@@ -247,7 +260,9 @@ class ReferenceEngine:
                 logprobs, cache = scorer.prefill(request.prompt_token_ids)
             else:
                 logprobs = scorer.extend(cache, [beam.prefix for beam in search.frontier])
+            timer.scored()
             search.advance(logprobs)
+            timer.chosen()
         return search.results(request.k)
 
 

@@ -20,6 +20,7 @@ from service.engine.base import (
     PromptTooLongError,
     ServingModel,
 )
+from service.engine.timings import Load
 from service.engine.vllm_start import RunningVllm, VllmOptions, build, installed_version
 
 _T = TypeVar("_T")
@@ -190,6 +191,10 @@ class VllmProcess(ABC):
     def info(self) -> JsonDict:
         """Facts about the engine. Before `start` only the name and the version."""
         return {"engine": self.name, "vllm_version": installed_version(), **self._facts}
+
+    def load(self) -> Load:
+        """See `service.engine.base.Engine.load`. What waits inside vLLM counts as running."""
+        return Load(self.in_flight(), 0)
 
     def in_flight(self) -> int:
         """vLLM requests submitted and not yet finished."""

@@ -31,6 +31,7 @@ from service.engine.base import (
 )
 from service.engine.beam_gate import BeamGate
 from service.engine.held_selections import HeldSelections
+from service.engine.timings import Load
 from service.engine.vllm_base import VllmProcess
 from service.engine.vllm_beams.wire import (
     ARCHITECTURES,
@@ -38,6 +39,7 @@ from service.engine.vllm_beams.wire import (
     SCRATCH_BLOCKS,
     BeamRequest,
     float32_bytes,
+    read_times,
     write_snapshot,
 )
 from service.engine.vllm_start import TESTED_VERSIONS, VllmOptions, is_cpu_build
@@ -82,6 +84,7 @@ class VllmEngine(VllmProcess):
     async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
         """Best items first. See `service.engine.base.Engine.decode`."""
         llm = self._running()
+        request.timings.restart()
         self._check_prompt(request)
         self._check_search(request)
         version = self._versions.get(request.model.version)
@@ -126,6 +129,10 @@ class VllmEngine(VllmProcess):
     def in_flight(self) -> int:
         """Requests under way, those that wait for room included."""
         return super().in_flight() + self._gate.waiting
+
+    def load(self) -> Load:
+        """See `service.engine.base.Engine.load`. What waits inside vLLM counts as running."""
+        return Load(super().in_flight(), self._gate.waiting)
 
     async def stop(self) -> None:
         """See `VllmProcess.stop`. Versions go with the worker that held them."""
@@ -277,11 +284,15 @@ class VllmEngine(VllmProcess):
         )
         self._prompt_tokens += len(request.prompt_token_ids)
         self._cached_tokens += last.num_cached_tokens
+        request.timings.prompt_tokens = len(request.prompt_token_ids)
+        request.timings.cached_tokens = last.num_cached_tokens
         return self._rows(request, last.outputs.data)
 
     def _rows(self, request: DecodeRequest, answer: Any) -> list[ScoredRow]:
         found = []
-        for row, score in answer.tolist():
+        rows = answer.tolist()
+        read_times(rows, request.timings)
+        for row, score in rows:
             if row == FAILED or math.isnan(score):
                 raise EngineError(
                     f"the search of request {request.request_id} failed inside the worker"

@@ -28,6 +28,7 @@ from service.engine.base import (
     ServingModel,
     check_same_weights,
 )
+from service.engine.timings import LevelTimer
 from service.engine.vllm_base import VllmProcess, cancelled_from_outside
 
 LOGPROBS_PER_REQUEST = 128
@@ -57,11 +58,17 @@ class VllmPerBeamEngine(VllmProcess):
     async def decode(self, request: DecodeRequest) -> list[ScoredRow]:
         """Best items first. See `service.engine.base.Engine.decode`."""
         llm = self._running()
+        request.timings.restart()
         self._check_prompt(request)
         model = request.model
         search = BeamSearch(model.index, model.vocabulary, request.filter(), request.beam_width)
+        # vLLM queues every beam of every level, and tells nothing of it.
+        timer = LevelTimer(request.timings, queued=False)
         while not search.done:
-            search.advance(await self._score(llm, request, search))
+            logprobs = await self._score(llm, request, search)
+            timer.scored()
+            search.advance(logprobs)
+            timer.chosen()
         return search.results(request.k)
 
     async def publish(

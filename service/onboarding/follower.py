@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from service.onboarding.faults import fault
 from service.onboarding.states import States
 from service.store import Store
 from service.store.errors import StoreError
+from service.telemetry.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +42,17 @@ class Follower:
         states: computes versions.
         engine: a started engine that serves the base, version 1.
         poll_s: seconds between looks at the store.
+        telemetry: is told of what is published; None: nobody is.
     """
 
     def __init__(
-        self, store: Store, states: States, engine: Engine, *, poll_s: float = POLL_S
+        self,
+        store: Store,
+        states: States,
+        engine: Engine,
+        *,
+        poll_s: float = POLL_S,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._store = store
         self._states = states
@@ -51,6 +60,8 @@ class Follower:
         self._poll_s = poll_s
         self._base = engine.model
         self._served = engine.model.version
+        self._telemetry = telemetry or Telemetry()
+        self._newest = engine.model.version
         self._started = False
         self._marked: int | None = None
         self._written: frozenset[int] = frozenset()
@@ -115,7 +126,8 @@ class Follower:
             try:
                 plan = await asyncio.to_thread(self._plan, number)
                 fault("before_swap")
-                await self._engine.publish(plan.model, rows=plan.rows, change=plan.change)
+                with self._telemetry.publishing(number):
+                    await self._engine.publish(plan.model, rows=plan.rows, change=plan.change)
             except EngineDeadError:
                 raise
             except (EngineError, BundleError, ValueError) as error:
@@ -129,11 +141,28 @@ class Follower:
             self._changed.set()
             self._changed = asyncio.Event()
             logger.info("version %d is served: %d items", number, len(plan.model.catalog))
+            await self._count_new_items(number)
         if head.publishing or self._marked != number:
             await asyncio.to_thread(self._store.versions.mark_served, number)
             self._marked = number
             self._copy_due = True
         return True
+
+    async def _count_new_items(self, number: int) -> None:
+        """Measure how long items took from their POST to here. A way back adds none."""
+        if number <= self._newest:
+            return
+        above, self._newest = self._newest, number
+        try:
+            # At the start most versions are old: only those that were never served count.
+            posted = await asyncio.to_thread(
+                self._store.versions.posted, number, above=above, unserved=not self._started
+            )
+        except StoreError as error:
+            logger.warning("how long new items took is not known: %s", error)
+            return
+        for items, created_at in posted:
+            self._telemetry.meters.served(items, max(0.0, time.time() - created_at))
 
     async def _turn_back(self, number: int, error: Exception) -> None:
         logger.error("version %d can't be served: %s", number, error)

@@ -9,6 +9,8 @@ from service.onboarding.follower import POLL_S, Follower
 from service.onboarding.states import States
 from service.onboarding.supervisor import Supervisor
 from service.store import Store
+from service.store.store import StoreSummary
+from service.telemetry.telemetry import Telemetry
 
 
 class Onboarding:
@@ -37,13 +39,19 @@ class Onboarding:
         self.admin: Admin | None = None
         """There once the engine serves what the store says."""
 
-    async def start(self, engine: Engine) -> None:
-        """Catch up with the store, then follow it.
+    def summary(self) -> StoreSummary:
+        """How the store stands. Blocks; raises StoreError."""
+        return self._store.summary()
+
+    async def start(self, engine: Engine, telemetry: Telemetry | None = None) -> None:
+        """Catch up with the store, then follow it, and tell ``telemetry`` of it.
 
         Raises:
             StoreError, BundleError, EngineError: as `Follower.start`.
         """
-        self._follower = Follower(self._store, self._states, engine, poll_s=self._poll_s)
+        self._follower = Follower(
+            self._store, self._states, engine, poll_s=self._poll_s, telemetry=telemetry
+        )
         await self._follower.start()
         self.admin = Admin(self._store, self._states, self._follower)
 

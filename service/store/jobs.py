@@ -150,6 +150,12 @@ class Jobs:
         with self._database.read() as connection:
             return [job_record(row) for row in connection.execute(query)]
 
+    def counts(self) -> dict[str, int]:
+        """How many jobs are in each state; states without one are left out."""
+        query = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
+        with self._database.read() as connection:
+            return {str(state): int(count) for state, count in connection.execute(query)}
+
     def cancel(self, job_id: str) -> JobRecord:
         """Cancel a job that is not being published; its codes are free again.
 

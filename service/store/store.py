@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -16,9 +18,24 @@ from service.store.errors import DamagedStoreError, StoreError
 from service.store.jobs import Jobs
 from service.store.standby import Standby
 from service.store.versions import Versions
-from service.store.workers import Workers
+from service.store.workers import WorkerCounts, Workers
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StoreSummary:
+    """How a store stands.
+
+    Args:
+        jobs: state -> number of jobs.
+        codes_left: reserved codes left for new items.
+        workers: workers heard of lately.
+    """
+
+    jobs: Mapping[str, int]
+    codes_left: int
+    workers: WorkerCounts
 
 
 class Store:
@@ -67,6 +84,10 @@ class Store:
         """Reserved codes left for new items: how many can still be onboarded."""
         with self._database.read() as connection:
             return codes.left(connection)
+
+    def summary(self) -> StoreSummary:
+        """How it stands, for metrics. Raises StoreError."""
+        return StoreSummary(self.jobs.counts(), self.codes_left(), self.workers.counts())
 
     def keep_copy(self) -> bool:
         """Refresh the copy of a SQLite file; false if that is not due yet. Failures are logged."""

@@ -97,6 +97,32 @@ class Versions:
             current = _current(connection)
             return [_record(row, current) for row in connection.execute(query)]
 
+    def posted(self, number: int, *, above: int, unserved: bool = False) -> list[tuple[int, float]]:
+        """What jobs added in the versions that make up one: items, and when their job came.
+
+        Args:
+            number: the version.
+            above: versions up to this number are left out.
+            unserved: leave out versions that any engine has served.
+
+        Returns:
+            (items, seconds since 1970) of each job.
+
+        Raises:
+            VersionNotFoundError: no such version.
+        """
+        query = (
+            sa.select(versions.c.number, versions.c.added, jobs.c.created_at)
+            .join(jobs, jobs.c.id == versions.c.job_id)
+            .where(versions.c.number > above)
+        )
+        if unserved:
+            query = query.where(versions.c.served_at.is_(None))
+        with self._database.read() as connection:
+            inside = set(_chain(connection, number))
+            rows = connection.execute(query).all()
+        return [(row.added, row.created_at) for row in rows if row.number in inside]
+
     def delta(self, number: int) -> Delta:
         """The delta of a version above the base.
 

@@ -83,6 +83,28 @@ def test_items_and_scores_equal_the_oracle(untied: Served, width: int) -> None:
     assert_same(got, untied.oracle.decode(request), 1e-3)
 
 
+def test_an_answer_says_where_its_time_went(untied: Served) -> None:
+    # Its own first block, so that the prompt is not in the prefix cache.
+    request = untied.request("timed", [90, *PROMPT], k=20, beam_width=50)
+    began = time.monotonic()
+    untied.decode(request)
+    took = time.monotonic() - began
+    timings = request.timings
+    assert timings.queue_s is not None
+    assert timings.prefill_s is not None
+    assert timings.beams_s is not None
+    assert timings.prefill_s > 0
+    assert timings.queue_s + timings.prefill_s + timings.beams_s <= took
+    assert len(timings.constraint_s) == untied.model.vocabulary.levels
+    assert 0 < sum(timings.constraint_s) < timings.beams_s
+    assert (timings.prompt_tokens, timings.cached_tokens) == (len(PROMPT) + 1, 0)
+    # Decoded again, the same request is timed anew, and its prompt's full blocks are there.
+    untied.decode(request)
+    assert timings.cached_tokens is not None
+    assert timings.cached_tokens > 0
+    assert timings.queue_s < took
+
+
 def test_every_first_code_comes_back(untied: Served) -> None:
     model = untied.model
     root = model.index.children(0, len(model.index), 0, model.index.admissible())

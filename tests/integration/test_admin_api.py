@@ -103,6 +103,23 @@ def code(response: Any) -> tuple[int, str]:
     return response.status_code, response.json()["code"]
 
 
+def test_time_from_post_to_served_is_measured_once(admin: Any, working: None) -> None:
+    def measured() -> dict[str, float]:
+        lines = admin.get("/metrics").text.splitlines()
+        pairs = (line.split(" ") for line in lines if line.startswith("gti_post_to_served_seconds"))
+        return {name: float(value) for name, value in pairs}
+
+    assert measured()["gti_post_to_served_seconds_count"] == 0
+    assert onboard(admin, item("n1"), item("n2")).json()["version"] == 2
+    found = measured()
+    assert found["gti_post_to_served_seconds_count"] == 2
+    assert 0 < found["gti_post_to_served_seconds_sum"] < 20
+    # A way back and forth serves nothing for the first time.
+    for number in (1, 2):
+        assert admin.post(f"/v1/admin/versions/{number}/activate").status_code == 200
+    assert measured() == found
+
+
 def test_an_item_goes_from_text_to_served(admin: Any, working: None) -> None:
     response = onboard(
         admin, item("new/1", "Nü", description="Fresh.", attributes={"year": 2026, "g": ["x"]})

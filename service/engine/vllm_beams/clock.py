@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from service.engine.vllm_beams.wire import TIMES
 
 
 class Stretch:
@@ -33,3 +39,21 @@ class Clock:
     def seconds(self) -> dict[str, float]:
         """Name -> seconds so far."""
         return {name: stretch.seconds for name, stretch in vars(self).items()}
+
+
+def stamped(answer: Tensor, first: int, seconds: Sequence[float]) -> Tensor:
+    """An answer with times behind its items (`service.engine.vllm_beams.wire.TIMES`).
+
+    The host does not wait for the device: a copy this small is taken over at once.
+
+    Args:
+        answer: [k, 2] float64.
+        first: place of the first time.
+        seconds: times, M of them.
+
+    Returns:
+        [k + M, 2].
+    """
+    times = [[TIMES - first - number, value] for number, value in enumerate(seconds)]
+    rows = torch.tensor(times, dtype=answer.dtype).view(-1, 2)
+    return torch.cat([answer, rows.to(answer.device, non_blocking=True)])

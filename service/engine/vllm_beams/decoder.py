@@ -7,7 +7,9 @@ shapes follow from the requests, never from what the model says, so that nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +19,11 @@ from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from service.engine.vllm_beams.clock import stamped
 from service.engine.vllm_beams.rows import BeamRows
 from service.engine.vllm_beams.scratch import Scratch, ScratchError
 from service.engine.vllm_beams.snapshot import MOST_SELECTIONS, Search, Snapshot
-from service.engine.vllm_beams.wire import BeamRequest
+from service.engine.vllm_beams.wire import CONSTRAINT, BeamRequest
 
 SPLIT_ROWS = 96
 """Fewest rows for which a second, smaller pass is cheaper than one over all (two cores)."""
@@ -71,7 +74,8 @@ class BeamDecoder:
             snapshot: that version.
 
         Returns:
-            Per prompt [k, 2] float64: catalogue row (-1 where nothing is left) and score, nats.
+            Per prompt [k, 2] float64: catalogue row (-1 where nothing is left) and score, nats;
+            behind them the host's seconds for choosing the survivors, per level.
         """
         geometry, codes = self._scratch.geometry, snapshot.levels - 1
         turns: list[list[Prompt]] = []
@@ -93,16 +97,24 @@ class BeamDecoder:
     def _turn(self, prompts: Sequence[Prompt], snapshot: Snapshot) -> list[Tensor]:
         search = Search(snapshot, [prompt.request for prompt in prompts])
         try:
-            return self._levels(prompts, search, snapshot)
+            answers = self._levels(prompts, search, snapshot)
+            return [stamped(answer, CONSTRAINT, search.choosing_s) for answer in answers]
         finally:
             search.close()
+
+    @contextmanager
+    def _choosing(self, search: Search, level: int) -> Iterator[None]:
+        began = time.monotonic()
+        with self._model.clock.constraint:
+            yield
+        search.choosing_s[level] += time.monotonic() - began
 
     def _levels(
         self, prompts: Sequence[Prompt], search: Search, snapshot: Snapshot
     ) -> list[Tensor]:
         hidden = torch.stack([prompt.hidden for prompt in prompts])
         logprobs = self._model.sid_logprobs(hidden, snapshot)
-        with self._model.clock.constraint:
+        with self._choosing(search, 0):
             search.advance_from_prompt(logprobs)
         if snapshot.levels > 1:
             rows = BeamRows(
@@ -132,7 +144,7 @@ class BeamDecoder:
                 alive, found = self._best_first(rows, alive, search, snapshot)
             else:
                 found = self._newest(rows, alive, search, snapshot)
-            with self._model.clock.constraint:
+            with self._choosing(search, level):
                 search.advance(alive, found)
 
     def _worth_splitting(self, alive: Tensor) -> bool:
@@ -147,7 +159,7 @@ class BeamDecoder:
         better = alive % search.width < (search.width + 1) // 2
         first, rest = alive[better], alive[~better]
         found = self._newest(rows, first, search, snapshot)
-        with self._model.clock.constraint:
+        with self._choosing(search, snapshot.levels - 1):
             rest = search.hopeful(first, found, rest)
         if not len(rest):
             return first, found
@@ -164,7 +176,7 @@ class BeamDecoder:
 
     def _in_parts(self, rows: BeamRows, search: Search, snapshot: Snapshot) -> None:
         """For a beam wider than the pool: part after part, each computes its whole path anew."""
-        for _ in range(1, snapshot.levels):
+        for level in range(1, snapshot.levels):
             alive = search.alive(rows.places)
             if not len(alive):
                 return
@@ -174,7 +186,7 @@ class BeamDecoder:
                 path = search.path.flatten(0, 1)[part]
                 hidden = self._forward(rows, part, home, path, 0)
                 logprobs.append(self._model.sid_logprobs(hidden, snapshot))
-            with self._model.clock.constraint:
+            with self._choosing(search, level):
                 search.advance(alive, torch.cat(logprobs))
 
     def _forward(

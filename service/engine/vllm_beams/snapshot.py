@@ -131,6 +131,8 @@ class Search:
         self._wanted = torch.tensor([request.k for request in requests]).to(device)
         self._beams: Step = start(snapshot.device_index, self._filters)
         self._level = 0
+        self.choosing_s = [0.0] * snapshot.levels
+        """Host's seconds for choosing the survivors, per level; added up by the decoder."""
         self.path = torch.zeros(len(requests), 1, 0, dtype=torch.int64, device=device)
         """Token ids of the codes so far, [Q, W, level]; of dead beams, any."""
 

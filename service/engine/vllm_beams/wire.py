@@ -14,6 +14,7 @@ from gti_core.bundle.delta import Rows
 from gti_core.types import FloatArray
 from gti_core.vocabulary import SidVocabulary
 from service.engine.base import ServingModel
+from service.engine.timings import Timings
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "GtiLlamaForCausalLM",
@@ -27,6 +28,11 @@ SCRATCH_BLOCKS = "gti_scratch_blocks"
 
 FAILED = -2.0
 """Row number in an answer that stands for a failure inside the worker."""
+
+TIMES = -10.0
+"""Row numbers of an answer from here downwards hold times in seconds, not items: ``TIMES - i`` the
+i-th of `BEGAN`, `PREFILL`, `BEAMS` and, from `CONSTRAINT` on, one per level."""
+BEGAN, PREFILL, BEAMS, CONSTRAINT = range(4)
 
 
 @dataclass(frozen=True)
@@ -113,3 +119,18 @@ def rows_of(numbers: Sequence[int], rows_in: bytes, rows_out: bytes | None) -> R
 
     outputs = None if rows_out is None else block(rows_out)
     return Rows(np.array(numbers, dtype=np.int64), block(rows_in), outputs)
+
+
+def read_times(rows: Sequence[Sequence[float]], timings: Timings) -> None:
+    """Take the worker's times out of an answer, as far as it holds any.
+
+    Args:
+        rows: the answer, (row number, value) each.
+        timings: filled in.
+    """
+    times = {int(TIMES - row): value for row, value in rows if row <= TIMES}
+    if BEGAN in times:
+        timings.queue_s = max(0.0, times[BEGAN] - timings.asked)
+    timings.prefill_s, timings.beams_s = times.get(PREFILL), times.get(BEAMS)
+    levels = sorted(place for place in times if place >= CONSTRAINT)
+    timings.constraint_s = [times[place] for place in levels]

@@ -40,6 +40,7 @@ def test_paths() -> None:
         ("/livez", "get"),
         ("/readyz", "get"),
         ("/startupz", "get"),
+        ("/metrics", "get"),
     }
 
 
