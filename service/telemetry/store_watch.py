@@ -48,4 +48,7 @@ class StoreWatch:
             return await asyncio.to_thread(self._read)
         except StoreError as error:
             logger.debug("the store can't be read for the metrics: %s", error)
-            return None
+        except Exception:
+            # A fault of ours, or a store that is being closed: a scrape answers all the same.
+            logger.exception("reading the store for the metrics failed")
+        return None
