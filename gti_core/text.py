@@ -15,6 +15,14 @@ def _is_control(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_AND_BOM
 
 
+def has_text(text: str) -> bool:
+    """Whether a string holds a letter, a digit, a punctuation mark or a symbol.
+
+    Blank, control and invisible characters and combining marks alone say nothing.
+    """
+    return any(unicodedata.category(character)[0] in "LNPS" for character in text)
+
+
 def clean_text(text: str, max_chars: int) -> str:
     """Text that is safe to tokenize, log and show: NFC, one line, bounded length.
 

@@ -20,6 +20,7 @@ from service import __version__
 from service.access.credentials import KEY_HEADER
 from service.access.gate import AccessGate
 from service.access.openapi import secure
+from service.access.rules import allowed_methods
 from service.access.start import open_audit, open_keyring, open_limiter
 from service.api import (
     admin_items,
@@ -39,6 +40,7 @@ from service.errors import ServiceError
 from service.middleware import (
     REQUEST_ID_HEADER,
     BodyLimitMiddleware,
+    HeadMiddleware,
     RequestContextMiddleware,
 )
 from service.onboarding.running import Onboarding
@@ -157,6 +159,7 @@ def create_app(
             ),
         )
     app.add_middleware(DrainMiddleware, work=runtime.work)
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestContextMiddleware)
     app.add_middleware(MetricsMiddleware, meters=telemetry.meters)
     app.add_middleware(telemetry.tracing.wrap)  # added last: outermost
@@ -217,6 +220,10 @@ async def _answer(request: Request, error: Exception) -> Response:
         logger.error("the engine could not answer: %s", error, exc_info=error.__cause__)
     if isinstance(error, StoreError):
         logger.error("%s", error)
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        # The framework names the methods of the first route with this path only.
+        allow = ", ".join(allowed_methods(request.app.router.routes, request.scope))
+        error = HTTPException(405, headers={"Allow": allow})
     return problem_response(error, request.state.request_id, request.headers.get("content-type"))
 
 

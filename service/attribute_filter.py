@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from gti_core.types import BoolArray, LongArray
 from service.engine.base import Selection
 
 Scalar: TypeAlias = "str | int | float | bool | None"
+_EXACT = 2**53
+"""Up to here float64 holds every integer."""
 _KEPT_CATALOGUES = 2
 _KEPT_MASKS = 64
 """Of each catalogue; as many as the engine's worker keeps."""
@@ -44,8 +47,8 @@ class Condition:
     attribute: str
     any_of: tuple[Scalar, ...] | None = None
     none_of: tuple[Scalar, ...] | None = None
-    at_least: float | None = None
-    at_most: float | None = None
+    at_least: int | float | None = None
+    at_most: int | float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +57,15 @@ class _Column:
 
     Args:
         rows: catalogue rows by value.
-        numbers: its numeric values, float64.
+        numbers: its numeric values up to 2**53, float64.
         number_rows: the catalogue row of each.
+        large: those beyond, as they are, each with its catalogue row.
     """
 
     rows: dict[tuple[str, object], LongArray]
     numbers: np.ndarray
     number_rows: LongArray
+    large: tuple[tuple[int | float, int], ...]
 
 
 @dataclass(eq=False)
@@ -138,25 +143,33 @@ def meets_oracle(attributes: Mapping[str, object], condition: Condition) -> bool
         return False
     if condition.at_least is None and condition.at_most is None:
         return True
-    least = -np.inf if condition.at_least is None else condition.at_least
-    most = np.inf if condition.at_most is None else condition.at_most
-    return any(_is_number(value) and least <= value <= most for value in values)  # type: ignore[operator]
+    least, most = _bounds(condition)
+    return any(
+        isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+        for value in values
+    )
 
 
 def _column(catalog: ItemCatalog, attribute: str) -> _Column:
     rows: defaultdict[tuple[str, object], list[int]] = defaultdict(list)
     numbers: list[float] = []
     number_rows: list[int] = []
+    large: list[tuple[int | float, int]] = []
     for row, item in enumerate(catalog.items):
         for value in values_of(item.attributes, attribute):
             rows[value_of(value)].append(row)
-            if _is_number(value):
-                numbers.append(float(value))  # type: ignore[arg-type]
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                continue
+            if abs(value) > _EXACT:
+                large.append((value, row))
+            else:
+                numbers.append(float(value))
                 number_rows.append(row)
     return _Column(
         {value: np.array(found, dtype=np.int64) for value, found in rows.items()},
         np.array(numbers, dtype=np.float64),
         np.array(number_rows, dtype=np.int64),
+        tuple(large),
     )
 
 
@@ -167,10 +180,11 @@ def _meets(column: _Column, condition: Condition, count: int) -> BoolArray:
     if condition.none_of is not None:
         mask &= ~_having(column, condition.none_of, count)
     if condition.at_least is not None or condition.at_most is not None:
-        least = -np.inf if condition.at_least is None else condition.at_least
-        most = np.inf if condition.at_most is None else condition.at_most
+        least, most = _bounds(condition)
         inside = np.zeros(count, dtype=np.bool_)
-        inside[column.number_rows[(column.numbers >= least) & (column.numbers <= most)]] = True
+        fits = (column.numbers >= _as_float(least)) & (column.numbers <= _as_float(most))
+        inside[column.number_rows[fits]] = True
+        inside[[row for value, row in column.large if least <= value <= most]] = True
         mask &= inside
     return mask
 
@@ -180,6 +194,20 @@ def _having(column: _Column, wanted: Sequence[Scalar], count: int) -> BoolArray:
     for value in wanted:
         mask[column.rows.get(value_of(value), [])] = True
     return mask
+
+
+def _bounds(condition: Condition) -> tuple[int | float, int | float]:
+    least = -math.inf if condition.at_least is None else condition.at_least
+    most = math.inf if condition.at_most is None else condition.at_most
+    return least, most
+
+
+def _as_float(bound: int | float) -> float:
+    """A bound for values that float64 holds exactly.
+
+    A larger one is beyond all of them, and may be too large for a float.
+    """
+    return float(min(max(bound, -2 * _EXACT), 2 * _EXACT))
 
 
 def values_of(attributes: Mapping[str, object], name: str) -> list[object]:
@@ -193,12 +221,7 @@ def value_of(value: object) -> tuple[str, object]:
     if isinstance(value, bool):
         return "bool", value
     if isinstance(value, (int, float)):
-        try:
-            return "number", float(value)
-        except OverflowError:
-            return "integer", value
+        # An integer where it is one, so that 1 and 1.0 are written alike; never a rounded one.
+        whole = isinstance(value, float) and value.is_integer()
+        return "number", int(value) if whole else value
     return type(value).__name__, value
-
-
-def _is_number(value: object) -> bool:
-    return value_of(value)[0] == "number"

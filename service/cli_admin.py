@@ -74,11 +74,16 @@ def onboard(
         typer.echo(f"{entry['item_id']}\t{fate}{reasons}")
     for reason in job["reasons"]:
         typer.echo(reason, err=True)
+    rejected = sum(entry["passed"] is False for entry in job["items"])
     if job["state"] != "live":
-        typer.echo(f"gti: job {job['job_id']} is {job['state']}: {job['error'] or ''}", err=True)
+        why = job["error"] or (
+            f"{rejected} of {len(job['items'])} items were rejected, nothing has changed"
+            if job["state"] == "rejected"
+            else "no reason was given"
+        )
+        typer.echo(f"gti: job {job['job_id']} is {job['state']}: {why}", err=True)
         raise typer.Exit(1)
     typer.echo(f"served from version {job['version']}", err=True)
-    rejected = sum(entry["passed"] is False for entry in job["items"])
     if rejected:
         typer.echo(f"gti: {rejected} of {len(job['items'])} items were rejected", err=True)
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Pure ASGI middleware: request id, access line, last-resort 500, body limit.
+"""Pure ASGI middleware: request id, access line, last-resort 500, HEAD, body limit.
 
 None of them hides a client's disconnect: ``receive`` reaches the application unchanged once the
 body has been read.
@@ -85,6 +85,23 @@ class RequestContextMiddleware:
                 },
             )
             request_id_var.reset(token)
+
+
+class HeadMiddleware:
+    """Answers HEAD as GET (RFC 9110, 9.3.2); the server leaves the body out.
+
+    FastAPI's routes know the methods they were declared with and no HEAD.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry point."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            # A copy: the server goes by its own, which still says HEAD.
+            scope = {**scope, "method": "GET"}
+        await self.app(scope, receive, send)
 
 
 class BodyLimitMiddleware:

@@ -18,6 +18,7 @@ from service.errors import (
     ServiceError,
     UnsupportedMediaTypeError,
 )
+from service.faults import plain_words
 from service.problem_table import TABLE, ProblemKind
 from service.store import errors as store
 
@@ -106,7 +107,7 @@ def as_problem(
     elif isinstance(error, RequestValidationError):
         faults = error.errors()
         errors = [
-            {"loc": [_cut(part) for part in fault["loc"]], "msg": _cut(fault["msg"])}
+            {"loc": [_cut(part) for part in fault["loc"]], "msg": _cut(plain_words(fault))}
             for fault in faults[:MAX_LISTED_ERRORS]
         ]
         detail = f"{'.'.join(str(part) for part in errors[0]['loc'])}: {errors[0]['msg']}"

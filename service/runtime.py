@@ -163,12 +163,17 @@ class Runtime:
         self.recommender()
         return self._ready_admin()
 
-    async def wait_for_version(self, version: int) -> int:
-        """Wait for a version with at least this number; returns the one served."""
+    async def wait_for_version(self, version: int, timeout_s: float | None = None) -> int:
+        """Wait for a version with at least this number; returns the one served.
+
+        Args:
+            version: the least number wanted.
+            timeout_s: seconds to wait at most; None: as long as the settings say.
+        """
         served = self.served.version
         if served >= version or self._onboarding is None:
             return served
-        wait_s = self.settings.min_version_wait_s
+        wait_s = self.settings.min_version_wait_s if timeout_s is None else timeout_s
         return await self._ready_admin().wait_for_version(version, wait_s)
 
     async def codes_left(self) -> int:

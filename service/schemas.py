@@ -7,6 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+VISIBLE = r"[\p{L}\p{N}\p{P}\p{S}]"
+"""ECMA-262 pattern of `gti_core.text.has_text`, for the OpenAPI document."""
+
 
 class Schema(BaseModel):
     """Base of every body."""

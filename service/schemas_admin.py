@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model
 from pydantic_core import PydanticCustomError
 
 from gti_core.data.dataset import ItemText
-from gti_core.text import clean_text
+from gti_core.text import clean_text, has_text
 from gti_core.types import JsonDict
 from service.schemas import ItemIdField, Schema
 from service.store.records import JobRecord, VersionRecord
@@ -21,6 +21,9 @@ MAX_DESCRIPTION = 20_000
 MAX_ATTRIBUTES = 50
 MAX_ATTRIBUTE_CHARS = 10_000
 MAX_ITEMS = 1_000
+_DOTS = (".", "..")
+_COMPOSED = 4
+"""Most characters that NFC makes of one, and one to spare."""
 
 JobState: TypeAlias = Literal[
     "queued",
@@ -48,7 +51,21 @@ def _is_plain(value: str) -> str:
     # Ids stand in logs, in paths and in the database; PostgreSQL knows no NUL.
     if any(unicodedata.category(character) == "Cc" for character in value):
         raise PydanticCustomError("item_id_control", "an id holds no control characters")
+    if not has_text(value):
+        raise PydanticCustomError(
+            "item_id_blank", "an id holds a letter, a digit, a punctuation mark or a symbol"
+        )
+    if value in _DOTS:
+        # Clients and proxies take them out of /v1/items/{item_id}, written as %2E too.
+        raise PydanticCustomError("item_id_dots", "an id is not . or .., which paths give meaning")
     return value
+
+
+def _one_line(value: str) -> str:
+    line = clean_text(value, _COMPOSED * MAX_TITLE)
+    if len(line) > MAX_TITLE:
+        raise PydanticCustomError("title_too_long", f"at most {MAX_TITLE} characters after NFC")
+    return line
 
 
 def _check_attributes(value: dict[str, Any]) -> dict[str, Any]:
@@ -72,9 +89,18 @@ def _check_attributes(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-NewItemId = Annotated[ItemIdField, AfterValidator(_is_plain)]
+NewItemId = Annotated[
+    ItemIdField,
+    AfterValidator(_is_plain),
+    Field(
+        json_schema_extra={
+            "pattern": r"^\P{Cc}*[\p{L}\p{N}\p{P}\p{S}]\P{Cc}*$",
+            "not": {"enum": list(_DOTS)},
+        }
+    ),
+]
 Attributes = Annotated[dict[str, Any], AfterValidator(_check_attributes)]
-Title = Annotated[str, StringConstraints(max_length=MAX_TITLE), AfterValidator(_is_encodable)]
+Title = Annotated[str, StringConstraints(max_length=MAX_TITLE), AfterValidator(_one_line)]
 Description = Annotated[
     str, StringConstraints(max_length=MAX_DESCRIPTION), AfterValidator(_is_encodable)
 ]
@@ -84,7 +110,10 @@ class NewItem(Schema):
     """An item to be onboarded. Its texts are data, whatever they say."""
 
     item_id: NewItemId
-    title: Title = Field("", description="Control characters count as white space.")
+    title: Title = Field(
+        "",
+        description="One line: control characters count as white space, runs of it as one space.",
+    )
     description: Description = ""
     attributes: Attributes = Field(
         default_factory=dict,
@@ -93,7 +122,7 @@ class NewItem(Schema):
 
     @model_validator(mode="after")
     def _has_text(self) -> NewItem:
-        if not clean_text(self.title, MAX_TITLE) and not clean_text(self.description, MAX_TITLE):
+        if not has_text(self.title) and not has_text(self.description):
             raise PydanticCustomError("item_blank", "an item needs a title or a description")
         return self
 

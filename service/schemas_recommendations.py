@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import unicodedata
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from gti_core.prompts import MAX_QUERY_CHARS
-from gti_core.text import clean_text
+from gti_core.text import clean_text, has_text
 from service.attribute_filter import Condition
-from service.schemas import ItemIdField, Problem, Schema
+from service.schemas import VISIBLE, ItemIdField, Problem, Schema
 
-_MAX_RAW_QUERY = 2 * MAX_QUERY_CHARS
-"""Most characters of a query before cleaning: bounds the time that cleaning takes."""
+_MAX_VALUE = 1_000
 
 
 def _clean_query(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    text = clean_text(value[:_MAX_RAW_QUERY], _MAX_RAW_QUERY)
-    if len(value) > _MAX_RAW_QUERY or len(text) > MAX_QUERY_CHARS:
+    # Counted as sent, which also bounds the time that cleaning takes.
+    if len(value) > MAX_QUERY_CHARS:
         raise PydanticCustomError("query_too_long", f"at most {MAX_QUERY_CHARS} characters")
-    # Letters, digits, punctuation, symbols; marks and invisible characters alone say nothing.
-    if not any(unicodedata.category(character)[0] in "LNPS" for character in text):
+    text = clean_text(value, MAX_QUERY_CHARS)
+    if not has_text(text):
         raise PydanticCustomError(
             "query_blank", "no text in it: only blank, control or invisible characters"
         )
@@ -35,13 +42,53 @@ QueryField = Annotated[
     str,
     StringConstraints(min_length=1, max_length=MAX_QUERY_CHARS),
     BeforeValidator(_clean_query),
+    Field(json_schema_extra={"pattern": VISIBLE}),
 ]
 
 
-Value = Annotated[str, StringConstraints(max_length=1000)] | int | float | bool | None
+def _scalar(value: Any) -> Any:
+    # One check instead of a union, whose complaints come once per type and name its branches.
+    if isinstance(value, str):
+        if len(value) > _MAX_VALUE:
+            raise PydanticCustomError("value", f"at most {_MAX_VALUE} characters")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise PydanticCustomError("value", "half a surrogate pair is no text") from None
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise PydanticCustomError("value", "must be a finite number")
+    elif value is not None and not isinstance(value, int):
+        raise PydanticCustomError("value", "must be text, a number, true, false or null")
+    return value
+
+
+def _number(value: Any) -> Any:
+    # Not pydantic's float, which would round large integers.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PydanticCustomError("bound", "must be a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PydanticCustomError("bound", "must be a finite number")
+    return value
+
+
+Value = Annotated[
+    Any,
+    AfterValidator(_scalar),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "maxLength": _MAX_VALUE},
+                {"type": "number"},
+                {"type": "boolean"},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
 Values = Annotated[list[Value], Field(min_length=1, max_length=1000)]
 AttributeName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Bound = Annotated[float, Field(allow_inf_nan=False)]
+Bound = Annotated[Any, AfterValidator(_number), WithJsonSchema({"type": "number"})]
 
 
 class AttributeFilter(Schema):
@@ -54,8 +101,8 @@ class AttributeFilter(Schema):
     attribute: AttributeName
     any_of: Values | None = None
     none_of: Values | None = None
-    at_least: Bound | None = None
-    at_most: Bound | None = None
+    at_least: Bound | None = Field(None, description="Compared exactly, however large.")
+    at_most: Bound | None = Field(None, description="Compared exactly, however large.")
 
     @model_validator(mode="after")
     def _says_something(self) -> AttributeFilter:
@@ -173,7 +220,8 @@ class RecommendationRequest(Schema):
         None,
         ge=1,
         description="Least version number that may answer: the `version` of an onboarding job or "
-        "of a change, to read one's own writes. Waited for shortly, then refused.",
+        "of a change, to read one's own writes. Waited for until `timeout_ms` is over (504), or, "
+        "without it, for a short time (2 s by default), then refused (409).",
     )
 
     @model_validator(mode="after")

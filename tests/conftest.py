@@ -6,12 +6,14 @@ import asyncio
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from admin_parts import Parts
 from fastapi import FastAPI
 
 from gti_core.catalog import Item, ItemCatalog
@@ -158,6 +160,44 @@ def make_client(tiny_context: ServingContext) -> Iterator[MakeClient]:
 def client(make_client: MakeClient, fake_engine: FakeEngine) -> AppClient:
     """A ready application over the tiny catalogue and the fake engine."""
     return make_client(fake_engine).wait_ready()
+
+
+@pytest.fixture
+def parts(tmp_path: Path, tiny_context: ServingContext) -> Iterator[Parts]:
+    parts = Parts(tmp_path, tiny_context)
+    yield parts
+    parts.store.close()
+
+
+@pytest.fixture
+def working(parts: Parts) -> Iterator[None]:
+    """A worker at work in the background."""
+    stop = threading.Event()
+    thread = threading.Thread(target=parts.worker().run, args=(stop,))
+    thread.start()
+    yield
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def make_admin(
+    make_client: MakeClient, tiny_model: ServingModel, parts: Parts
+) -> Callable[..., AppClient]:
+    def make(engine: FakeEngine | None = None, **settings: Any) -> AppClient:
+        return make_client(
+            engine or FakeEngine(tiny_model),
+            app_options={"onboarding": parts.onboarding()},
+            **settings,
+        ).wait_ready()
+
+    return make
+
+
+@pytest.fixture
+def admin(make_admin: MakeClient) -> AppClient:
+    return make_admin()
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,20 @@ def changes(method: str) -> bool:
     return method in _CHANGING
 
 
+def allowed_methods(routes: Sequence[BaseRoute], scope: AsgiScope) -> list[str]:
+    """Methods that some route has for a request's path, sorted. Where there is GET, there is HEAD.
+
+    Args:
+        routes: the application's routes.
+        scope: the request's.
+    """
+    methods: set[str] = set()
+    for route in routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
+
+
 def match(routes: Sequence[BaseRoute], scope: AsgiScope) -> tuple[BaseRoute | None, dict[str, Any]]:
     """The route that the router will run, and its path parameters.
 

@@ -190,7 +190,9 @@ async def _answer(
         )
     async with _within(timeout_ms, since):
         if body.min_version is not None:
-            served = await runtime.wait_for_version(body.min_version)
+            # Longer than the deadline, which is then what ends the wait.
+            wait_s = None if body.timeout_ms is None else body.timeout_ms / 1000 + 1
+            served = await runtime.wait_for_version(body.min_version, wait_s)
             if served < body.min_version:
                 raise VersionNotServedError(
                     f"version {served} is served, not yet {body.min_version}",

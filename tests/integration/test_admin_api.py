@@ -3,104 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from fake_grounder import FakeGrounder
+from admin_parts import Parts, code, ids, item, onboard
 
-from gti_core.bundle.delta import CatalogState
-from service.context import ServingContext
 from service.engine.fake import FakeEngine
-from service.onboarding.running import Onboarding
-from service.onboarding.states import States
-from service.onboarding.worker import Worker
 from service.schemas_admin import JobState
-from service.store import Store
 from service.store.records import STATES
 
 HISTORY = ["a1", "c1"]
-
-
-class Parts:
-    """A store with what works on it; clients share it, as replicas do."""
-
-    def __init__(self, folder: Path, context: ServingContext) -> None:
-        self.url = str(folder / "gti.db")
-        self.context = context
-        self.base = CatalogState(context.catalog, context.vocabulary, context.index)
-        self.store = self.open()
-        self.grounder = FakeGrounder()
-
-    def open(self) -> Store:
-        return Store(self.url, self.context.name, self.context.digest, self.context.vocabulary)
-
-    def onboarding(self) -> Onboarding:
-        return Onboarding(self.open(), self.base, poll_s=0.02)
-
-    def worker(self) -> Worker:
-        states = States(self.store, self.base)
-        return Worker(self.store, states, self.grounder, "w", poll_s=0.01)
-
-
-@pytest.fixture
-def parts(tmp_path: Path, tiny_context: ServingContext) -> Iterator[Parts]:
-    parts = Parts(tmp_path, tiny_context)
-    yield parts
-    parts.store.close()
-
-
-@pytest.fixture
-def working(parts: Parts) -> Iterator[None]:
-    """A worker at work in the background."""
-    stop = threading.Event()
-    thread = threading.Thread(target=parts.worker().run, args=(stop,))
-    thread.start()
-    yield
-    stop.set()
-    thread.join(10)
-    assert not thread.is_alive()
-
-
 MakeAdmin = Callable[..., Any]
-
-
-@pytest.fixture
-def make_admin(make_client: Any, tiny_model: Any, parts: Parts) -> MakeAdmin:
-    def make(engine: FakeEngine | None = None, **settings: Any) -> Any:
-        return make_client(
-            engine or FakeEngine(tiny_model),
-            app_options={"onboarding": parts.onboarding()},
-            **settings,
-        ).wait_ready()
-
-    return make
-
-
-@pytest.fixture
-def admin(make_admin: MakeAdmin) -> Any:
-    return make_admin()
-
-
-def item(item_id: str, title: str = "A title", **fields: Any) -> dict[str, Any]:
-    return {"item_id": item_id, "title": title, **fields}
-
-
-def onboard(client: Any, *items: dict[str, Any], wait: float = 10, **options: Any) -> Any:
-    headers = options.pop("headers", {})
-    return client.post(
-        f"/v1/admin/items?wait={wait}", json={"items": list(items), **options}, headers=headers
-    )
-
-
-def ids(response: Any) -> list[str]:
-    return [found["item_id"] for found in response.json()["items"]]
-
-
-def code(response: Any) -> tuple[int, str]:
-    return response.status_code, response.json()["code"]
 
 
 def test_time_from_post_to_served_is_measured_once(admin: Any, working: None) -> None:
@@ -414,7 +329,8 @@ def test_lone_surrogates_and_nan_are_refused(admin: Any, text: bytes) -> None:
 def test_hostile_text_is_data(admin: Any, working: None) -> None:
     title = "<|sid_0_0|> '; DROP TABLE jobs; -- \u0000 <script>"
     assert onboard(admin, item("n", title)).json()["state"] == "live"
-    assert admin.get("/v1/items/n").json()["title"] == title
+    shown = "<|sid_0_0|> '; DROP TABLE jobs; -- <script>"
+    assert admin.get("/v1/items/n").json()["title"] == shown
 
 
 @pytest.mark.parametrize(

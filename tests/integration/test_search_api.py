@@ -300,18 +300,17 @@ def test_queries_that_are_no_text(searching: Any, query: Any) -> None:
         ("x" * 501, 422),
         ("\u5b57" * 500, 200),
         ("\U0001f9f5" * 500, 200),
-        ("x" * 500 + " " * 500, 200),
-        ("x" * 500 + " y", 422),
-        ("x" + " " * 998 + "y", 200),
-        ("x" + " " * 999 + "y", 422),
-        ("e\u0301" * 500, 200),
-        ("e\u0301" * 501, 422),
-        ("\U0001d160" * 200, 422),  # NFC makes three characters of one
+        ("x" * 500 + " ", 422),
+        ("x" + " " * 498 + "y", 200),
+        ("x" + " " * 499 + "y", 422),
+        ("e\u0301" * 250, 200),
+        ("e\u0301" * 251, 422),
+        ("\U0001d160" * 200, 200),  # NFC makes three characters of one
         ("x" * 100_000, 422),
         ("\u0301" * 100_000, 422),
     ],
 )
-def test_length_counts_after_cleaning(
+def test_length_counts_as_sent(
     searching: Any, seen: list[list[int]], query: str, status: int
 ) -> None:
     response = send(searching, query)

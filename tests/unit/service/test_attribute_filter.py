@@ -18,11 +18,12 @@ from service.attribute_filter import (
 )
 from service.slate import Cap, capped, nearest
 
-scalars = st.sampled_from(["a", "b", "", "1", 1, 1.0, 2, -3.5, 10**400, True, False, None])
+LARGE = [2**53 - 1, 2**53, 2**53 + 1, -(2**53) - 1, 2.0**53, 2.0**60, 2**60 + 1, 10**400]
+scalars = st.sampled_from(["a", "b", "", "1", 1, 1.0, 2, -3.5, True, False, None, *LARGE])
 names = st.sampled_from(["genre", "year"])
 attributes = st.dictionaries(names, scalars | st.lists(scalars, max_size=4), max_size=2)
 listed = st.none() | st.lists(scalars, min_size=1, max_size=3).map(tuple)
-bounds = st.none() | st.sampled_from([-4.0, 0.0, 1.0, 2.0])
+bounds = st.none() | st.sampled_from([-4.0, 0.0, 1.0, 2, -(10**400), *LARGE])
 conditions = st.lists(st.builds(Condition, names, listed, listed, bounds, bounds), max_size=3)
 
 
@@ -98,3 +99,17 @@ def test_the_nearest_item_shares_most_first_codes_and_is_the_latest():
     assert nearest((1, 2, 3), history).shared_levels == 3
     assert nearest((2, 2, 3), history).item is None
     assert nearest((2, 2, 3), []).shared_levels == 0
+
+
+def test_integers_beyond_float64_are_told_apart():
+    catalog = catalogue([{"n": 2**53}, {"n": 2**53 + 1}, {"n": 2.0**53}, {"n": [10**400]}])
+    filters = AttributeFilters()
+
+    def found(*conditions: Condition) -> list[bool]:
+        return filters.selection(catalog, conditions).mask.tolist()
+
+    assert found(Condition("n", at_least=2**53 + 1)) == [False, True, False, True]
+    assert found(Condition("n", at_most=2**53)) == [True, False, True, False]
+    assert found(Condition("n", (2**53 + 1,))) == [False, True, False, False]
+    assert found(Condition("n", (2.0**53,))) == [True, False, True, False]
+    assert found(Condition("n", at_least=10**400, at_most=10**400)) == [False] * 3 + [True]
