@@ -86,8 +86,7 @@ async def recommend(
     are missing. An empty history, or one with no known item, gets the most popular items and
     `fallback: true`.
     """
-    recommender = runtime.recommender()
-    answer = await unless_disconnected(request, _answer(body, runtime, recommender, request_id))
+    answer = await unless_disconnected(request, _answer(body, runtime, request_id))
     request.state.version = answer.version
     return answer
 
@@ -157,7 +156,7 @@ class _Batch:
         async with _within(body.timeout_ms, self.arrived), self._gate.enter(beams):
             given_ms = body.timeout_ms
             since = time.monotonic() if given_ms is None else self.arrived
-            return await _answer(body, self._runtime, self._recommender, request_id, since)
+            return await _answer(body, self._runtime, request_id, self._recommender, since)
 
 
 @asynccontextmanager
@@ -174,8 +173,8 @@ async def _within(timeout_ms: int | None, since: float) -> AsyncIterator[None]:
 async def _answer(
     body: RecommendationRequest,
     runtime: Runtime,
-    recommender: Recommender,
     request_id: str,
+    recommender: Recommender | None = None,
     since: float | None = None,
 ) -> RecommendationResponse:
     started = time.monotonic()
@@ -188,6 +187,7 @@ async def _answer(
             f"the model of bundle {runtime.context.name!r} was not trained for search: "
             "send a history instead of a query"
         )
+    recommender = recommender or runtime.recommender()
     async with _within(timeout_ms, since):
         if body.min_version is not None:
             # Longer than the deadline, which is then what ends the wait.
