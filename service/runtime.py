@@ -202,6 +202,7 @@ class Runtime:
             items=len(served.catalog),
             in_service=served.index.base.total,
             load=Load(0, 0) if engine is None else engine.load(),
+            beams=self.admission.beam_rows,
             store=store,
             build={
                 "version": __version__,

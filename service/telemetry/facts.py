@@ -23,6 +23,7 @@ class Facts:
         items: items of its catalogue.
         in_service: those of them that can be recommended.
         load: requests in the engine.
+        beams: beam rows of all requests under way, by which overload is told.
         store: what the store says; None: it can't be read just now.
         build: labels of ``gti_build_info``.
     """
@@ -32,6 +33,7 @@ class Facts:
     items: int
     in_service: int
     load: Load
+    beams: int
     store: StoreSummary | None
     build: Mapping[str, str]
 
@@ -57,6 +59,9 @@ class FactsCollector(Collector):
         )
         yield _gauge(
             "gti_engine_waiting_requests", "Requests that wait for it.", facts.load.waiting
+        )
+        yield _gauge(
+            "gti_beams_under_way", "Beams of requests under way, running and waiting.", facts.beams
         )
         info = GaugeMetricFamily("gti_build_info", "What runs; always 1.", labels=list(facts.build))
         info.add_metric(list(facts.build.values()), 1)

@@ -79,10 +79,6 @@ class Meters:
         self._served = self._histogram(
             "gti_post_to_served_seconds", "From an item's POST until it is served.", _LONG_SECONDS
         )
-        self.engine_restarts = self._counter(
-            "gti_engine_restarts_total", "Times that a dead engine was started again."
-        )
-        """Whoever starts an engine again calls ``inc()``."""
         self._begin_at_zero()
 
     def request(
