@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
+import time
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
+from service.app import create_app
+from service.context import ServingContext
 from service.engine.base import ServingModel
 from service.engine.fake import FakeEngine
+from service.settings import Settings
 
 BODY = {"history": ["a1"], "k": 2, "beam_width": 20}
 
@@ -84,4 +91,58 @@ def test_a_deadline_counts_from_the_arrival_of_its_batch(
     body = {"requests": [BODY, BODY | {"timeout_ms": 200}, BODY]}
     answer = client.post("/v1/recommendations:batch", json=body)
     assert [one["status"] for one in answer.json()["results"]] == [200, 504, 200]
+    assert engine.running == 0
+
+
+async def offered(
+    address: tuple[str, int], per_s: float, seconds: float
+) -> tuple[list[int], list[float], float]:
+    """Statuses of an open-loop load, seconds that liveness took meanwhile, and seconds of it all."""
+    url = f"http://{address[0]}:{address[1]}"
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=200)
+    async with httpx.AsyncClient(base_url=url, timeout=30, limits=limits) as client:
+        asked: list[asyncio.Task[httpx.Response]] = []
+        alive: list[float] = []
+        stop = asyncio.Event()
+
+        async def look() -> None:
+            while not stop.is_set():
+                began = time.monotonic()
+                assert (await client.get("/livez")).status_code == 200
+                alive.append(time.monotonic() - began)
+                await asyncio.sleep(0.1)
+
+        looking = asyncio.create_task(look())
+        began = time.monotonic()
+        for number in range(int(per_s * seconds)):
+            await asyncio.sleep(max(0.0, began + number / per_s - time.monotonic()))
+            asked.append(asyncio.create_task(client.post("/v1/recommendations", json=BODY)))
+        statuses = [answer.status_code for answer in await asyncio.gather(*asked)]
+        stop.set()
+        await looking
+        return statuses, alive, time.monotonic() - began
+
+
+def test_at_ten_times_capacity_the_rest_is_refused_and_health_stays_quick(
+    tiny_context: ServingContext, tiny_model: ServingModel
+) -> None:
+    """A real server. Five requests fit at once and take 0.6 s: eight and a bit a second."""
+    engine = FakeEngine(tiny_model, delay_s=0.2)
+    settings = Settings(audit_log="", max_queued_beams=100, max_beam_width=100, max_k=50)
+    ready = threading.Event()
+    app = create_app(tiny_context, settings, lambda _: engine, on_ready=ready.set)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            assert ready.wait(10)
+            statuses, alive, seconds = asyncio.run(offered(listener.getsockname(), 80, 4))
+        finally:
+            server.should_exit = True
+            thread.join(20)
+    assert set(statuses) <= {200, 429, 503, 504}
+    assert statuses.count(429) > statuses.count(200)
+    assert 0.5 * seconds * 5 / 0.6 <= statuses.count(200) <= seconds * 5 / 0.6 + 5
+    assert sorted(alive)[int(0.99 * len(alive))] < 1
     assert engine.running == 0
