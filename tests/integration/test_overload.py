@@ -97,7 +97,7 @@ def test_a_deadline_counts_from_the_arrival_of_its_batch(
 async def offered(
     address: tuple[str, int], per_s: float, seconds: float
 ) -> tuple[list[int], list[float], float]:
-    """Statuses of an open-loop load, seconds that liveness took meanwhile, and seconds of it all."""
+    """Statuses of an open-loop load, times that liveness took meanwhile, and of it all (s)."""
     url = f"http://{address[0]}:{address[1]}"
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=200)
     async with httpx.AsyncClient(base_url=url, timeout=30, limits=limits) as client:
