@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench demo openapi lock image clean clean-all
+.PHONY: help setup run test contract check format bench demo openapi lock image clean clean-all
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,9 @@ run: setup ## Serve the demo bundle on PORT (8000)
 
 test: setup ## Run all tests
 	@OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q $(ARGS)
+
+contract: setup ## Hold a service to its OpenAPI document (ARGS="--examples 5000")
+	$(BIN)/python -m tests.contract $(ARGS)
 
 check: setup ## Check format, lint and types
 	$(BIN)/ruff format --check .

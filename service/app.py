@@ -235,6 +235,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             description=app.description,
             tags=app.openapi_tags,
             routes=app.routes,
+            license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            servers=[{"url": "/", "description": "The service that serves this document."}],
         )
         schemas = document["components"]["schemas"]
         problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")

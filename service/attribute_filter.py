@@ -24,7 +24,7 @@ from service.engine.base import Selection
 
 Scalar: TypeAlias = "str | int | float | bool | None"
 _EXACT = 2**53
-"""Up to here float64 holds every integer."""
+"""Below this float64 holds every integer, and no integer from here on is rounded to one below."""
 _KEPT_CATALOGUES = 2
 _KEPT_MASKS = 64
 """Of each catalogue; as many as the engine's worker keeps."""
@@ -57,9 +57,9 @@ class _Column:
 
     Args:
         rows: catalogue rows by value.
-        numbers: its numeric values up to 2**53, float64.
+        numbers: its numeric values below 2**53, float64.
         number_rows: the catalogue row of each.
-        large: those beyond, as they are, each with its catalogue row.
+        large: the others, as they are, each with its catalogue row.
     """
 
     rows: dict[tuple[str, object], LongArray]
@@ -160,7 +160,7 @@ def _column(catalog: ItemCatalog, attribute: str) -> _Column:
             rows[value_of(value)].append(row)
             if not isinstance(value, int | float) or isinstance(value, bool):
                 continue
-            if abs(value) > _EXACT:
+            if abs(value) >= _EXACT:
                 large.append((value, row))
             else:
                 numbers.append(float(value))
@@ -203,7 +203,7 @@ def _bounds(condition: Condition) -> tuple[int | float, int | float]:
 
 
 def _as_float(bound: int | float) -> float:
-    """A bound for values that float64 holds exactly.
+    """A bound for values below 2**53, which float64 holds exactly.
 
     A larger one is beyond all of them, and may be too large for a float.
     """

@@ -55,7 +55,10 @@ def secure(document: JsonDict, routes: Sequence[BaseRoute], problems: Any) -> No
     document["components"]["securitySchemes"] = SCHEMES
     for need, operation in operations(document, routes):
         roles = [] if need is Scope.OPEN else [need.name.lower()]
-        operation["security"] = [{name: roles} for name in SCHEMES] if roles else []
+        # Roles would be read as OAuth scopes. The empty one is true on loopback addresses.
+        operation["security"] = [*({name: []} for name in SCHEMES), {}] if roles else []
+        if roles:
+            operation["x-required-scope"] = roles[0]
         responses = operation["responses"]
         for status, refusal in problems(*CODES[need]).items():
             known = responses.setdefault(str(status), refusal)
