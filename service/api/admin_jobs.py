@@ -19,7 +19,7 @@ class _JobIdConvertor(StringConvertor):
     regex = "[^/:]+"
 
 
-register_url_convertor("job_id", _JobIdConvertor())
+register_url_convertor("id", _JobIdConvertor())
 
 JobIdPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="The job's id.")]
 
@@ -43,7 +43,7 @@ async def list_jobs(
 
 
 @router.get(
-    "/{job_id:job_id}",
+    "/{job_id:id}",
     summary="One job",
     responses=problems("validation_failed", "job_not_found", *ADMIN_PROBLEMS),
 )
@@ -53,7 +53,7 @@ async def get_job(job_id: JobIdPath, admin: AdminDep) -> JobResponse:
 
 
 @router.post(
-    "/{job_id:job_id}:cancel",
+    "/{job_id:id}:cancel",
     summary="Cancel a job",
     responses=problems(
         "validation_failed", "job_not_found", "job_not_cancellable", *ADMIN_PROBLEMS
