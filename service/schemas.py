@@ -7,8 +7,24 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from gti_core.types import JsonDict
+
 VISIBLE = r"[\p{L}\p{N}\p{P}\p{S}]"
 """ECMA-262 pattern of `gti_core.text.has_text`, for the OpenAPI document."""
+
+
+def given(name: str, schema: JsonDict, without: str | None = None) -> JsonDict:
+    """JSON Schema of an object that has a field, for the OpenAPI document.
+
+    Args:
+        name: the field.
+        schema: what it must be; by itself a field may be null, which counts as left out.
+        without: a field that must be left out.
+    """
+    properties = {name: schema}
+    if without is not None:
+        properties[without] = {"type": "null"}
+    return {"required": [name], "properties": properties}
 
 
 class Schema(BaseModel):

@@ -7,13 +7,20 @@ import unicodedata
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from gti_core.data.dataset import ItemText
 from gti_core.text import clean_text, has_text
 from gti_core.types import JsonDict
-from service.schemas import ItemIdField, Schema
+from service.schemas import VISIBLE, ItemIdField, Schema, given
 from service.store.records import JobRecord, VersionRecord
 
 MAX_TITLE = 1_000
@@ -94,12 +101,24 @@ NewItemId = Annotated[
     AfterValidator(_is_plain),
     Field(
         json_schema_extra={
-            "pattern": r"^\P{Cc}*[\p{L}\p{N}\p{P}\p{S}]\P{Cc}*$",
-            "not": {"enum": list(_DOTS)},
+            "pattern": VISIBLE,
+            "not": {"anyOf": [{"enum": list(_DOTS)}, {"pattern": r"\p{Cc}"}]},
         }
     ),
 ]
-Attributes = Annotated[dict[str, Any], AfterValidator(_check_attributes)]
+_SCALAR: JsonDict = {"type": ["string", "number", "boolean", "null"]}
+Attributes = Annotated[
+    dict[str, Any],
+    AfterValidator(_check_attributes),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MAX_ATTRIBUTES,
+            "propertyNames": {"minLength": 1},
+            "additionalProperties": {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]},
+        }
+    ),
+]
 Title = Annotated[str, StringConstraints(max_length=MAX_TITLE), AfterValidator(_one_line)]
 Description = Annotated[
     str, StringConstraints(max_length=MAX_DESCRIPTION), AfterValidator(_is_encodable)
@@ -108,6 +127,15 @@ Description = Annotated[
 
 class NewItem(Schema):
     """An item to be onboarded. Its texts are data, whatever they say."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                given("title", {"pattern": VISIBLE}),
+                given("description", {"pattern": VISIBLE}),
+            ]
+        }
+    )
 
     item_id: NewItemId
     title: Title = Field(
@@ -170,7 +198,15 @@ class OnboardRequest(Schema):
 class ItemChange(Schema):
     """What to change of an item; the rest stays."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"available": False}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                given("available", {"type": "boolean"}),
+                given("attributes", {"type": "object"}),
+            ],
+            "examples": [{"available": False}],
+        }
+    )
 
     available: bool | None = Field(None, description="False takes the item out of service.")
     attributes: Attributes | None = Field(None, description="In place of all the item has.")

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from gti_core.prompts import MAX_QUERY_CHARS
 from gti_core.text import clean_text, has_text
 from service.attribute_filter import Condition
-from service.schemas import VISIBLE, ItemIdField, Problem, Schema
+from service.schemas import VISIBLE, ItemIdField, Problem, Schema, given
 
 _MAX_VALUE = 1_000
 
@@ -98,6 +98,8 @@ class AttributeFilter(Schema):
     forbids each, the bounds ask for a number between them.
     """
 
+    model_config = ConfigDict(json_schema_extra={"minProperties": 2})
+
     attribute: AttributeName
     any_of: Values | None = None
     none_of: Values | None = None
@@ -138,6 +140,10 @@ class RecommendationRequest(Schema):
 
     model_config = ConfigDict(
         json_schema_extra={
+            "oneOf": [
+                given("history", {"type": "array"}, without="query"),
+                given("query", {"type": "string"}, without="history"),
+            ],
             "examples": [
                 {"history": ["50", "258", "100"], "k": 5},
                 {"query": "a space adventure with robots", "k": 5},
@@ -150,7 +156,7 @@ class RecommendationRequest(Schema):
                     "diversity": {"attribute": "genres", "most": 3},
                     "explain": True,
                 },
-            ]
+            ],
         }
     )
 

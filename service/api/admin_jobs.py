@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from service.api.admin_items import ADMIN_PROBLEMS
 from service.api.deps import AdminDep, CursorQuery, LimitQuery, problems
 from service.schemas_admin import JobPage, JobResponse, JobState, JobSummary
 
 router = APIRouter(prefix="/v1/admin/jobs", tags=["admin"])
+
+
+class _JobIdConvertor(StringConvertor):
+    # So that GET of /{job_id}:cancel is a method that the path doesn't have, not a bad id.
+    regex = "[^/:]+"
+
+
+register_url_convertor("id", _JobIdConvertor())
 
 JobIdPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="The job's id.")]
 
@@ -34,7 +43,7 @@ async def list_jobs(
 
 
 @router.get(
-    "/{job_id}",
+    "/{job_id:id}",
     summary="One job",
     responses=problems("validation_failed", "job_not_found", *ADMIN_PROBLEMS),
 )
@@ -44,7 +53,7 @@ async def get_job(job_id: JobIdPath, admin: AdminDep) -> JobResponse:
 
 
 @router.post(
-    "/{job_id}:cancel",
+    "/{job_id:id}:cancel",
     summary="Cancel a job",
     responses=problems(
         "validation_failed", "job_not_found", "job_not_cancellable", *ADMIN_PROBLEMS

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -43,7 +44,9 @@ def run(url: str, examples: int, options: Sequence[str] = ()) -> int:
         f"--max-examples={each}",
         "--generation-database=none",
     ]
-    return subprocess.run([*command, *options], check=False).returncode
+    # The configuration file would take the path from the working directory.
+    surroundings = os.environ | {"SCHEMATHESIS_HOOKS": str(FOLDER / "hooks.py")}
+    return subprocess.run([*command, *options], check=False, env=surroundings).returncode
 
 
 def main() -> int:

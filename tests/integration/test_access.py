@@ -98,7 +98,7 @@ def every_request(app: FastAPI) -> list[tuple[str, str, str]]:
         assert isinstance(route, APIRoute | Route)
         path = (
             route.path.replace("{item_id:path}", "a1")
-            .replace("{job_id}", "0" * 32)
+            .replace("{job_id:id}", "0" * 32)
             .replace("{number}", "1")
         )
         assert "{" not in path
@@ -435,7 +435,7 @@ def test_audit_of_changes(guarded: Any, keys: Keys, tmp_path: Path) -> None:
         ("DELETE", "/v1/admin/items/{item_id:path}", 200),
         ("PATCH", "/v1/admin/items/{item_id:path}", 200),
         ("POST", "/v1/admin/versions/{number}/activate", 200),
-        ("POST", "/v1/admin/jobs/{job_id}:cancel", 200),
+        ("POST", "/v1/admin/jobs/{job_id:id}:cancel", 200),
         ("POST", "/v1/admin/versions/{number}/activate", 404),
         ("POST", "/v1/admin/items", 415),
     ]
