@@ -18,6 +18,7 @@ from service.errors import (
     OverloadedError,
     RequestInvalidError,
     SearchUnavailableError,
+    ServiceError,
     UnknownItemsRefusedError,
     VersionNotServedError,
 )
@@ -145,7 +146,8 @@ class _Batch:
         except Exception as error:
             document, _ = as_problem(error, request_id)
             self._runtime.telemetry.meters.problem(document["code"])
-            if document["status"] >= 500:
+            # A deadline that is over, or a service that stops, is told to the caller and no fault.
+            if document["status"] >= 500 and not isinstance(error, ServiceError):
                 logger.exception("request %s of a batch failed", request_id)
             return BatchResult(status=document["status"], problem=Problem(**document))
 
