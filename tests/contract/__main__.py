@@ -59,7 +59,7 @@ def main() -> int:
     if arguments.url:
         code = run(arguments.url.rstrip("/"), arguments.examples, options)
     else:
-        from served import serving
+        from contract_service import serving
 
         with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as (host, port):
             code = run(f"http://{host}:{port}", arguments.examples, options)

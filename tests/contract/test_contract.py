@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from served import serving
+from contract_service import serving
 
 from tests.contract.__main__ import run
 

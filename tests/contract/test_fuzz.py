@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from served import serving
+from contract_service import serving
 
 Address = tuple[str, int]
 TIMEOUT_S = 30
