@@ -2,7 +2,7 @@
 
 An engine's time goes into beam rows and prompt tokens, so these are counted, not requests: one
 request of width 256 weighs as much as a dozen of width 20. How fast rows are done is measured, so
-that a request whose deadline the queue already fills is told to come back instead of timing out.
+that a request that would wait too long is told to come back instead of timing out.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Admission:
         prompt_tokens: most prompt tokens of them.
         always_rows: beam rows that are let in whatever the measured speed says. Work that is given
             up makes the engine look slow; this way it is measured again.
+        wait_s: most seconds that the work under way may take.
         clock: seconds, monotonic.
     """
 
@@ -48,6 +49,7 @@ class Admission:
         beam_rows: int,
         prompt_tokens: int,
         always_rows: int = 0,
+        wait_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.beam_rows = 0
@@ -59,6 +61,7 @@ class Admission:
         self._most_rows = beam_rows
         self._most_tokens = prompt_tokens
         self._always_rows = always_rows
+        self._wait_s = wait_s
         self._clock = clock
         self._since = 0.0
         self._done = 0.0
@@ -101,6 +104,19 @@ class Admission:
             self.beam_rows -= rows
             self.prompt_tokens -= tokens
 
+    def full_for(self, rows: int) -> int | None:
+        """Whole seconds after which a request of so many beams should try again; None: now.
+
+        Costs next to nothing: to be asked before a request is even read.
+        """
+        if not self.requests:
+            return None
+        try:
+            self._check(rows, 0, None)
+        except OverloadError as error:
+            return error.retry_after_s
+        return None
+
     def _check(self, rows: int, tokens: int, deadline: float | None) -> None:
         speed = self.rows_per_s
         over = self.beam_rows + rows - self._most_rows
@@ -116,9 +132,10 @@ class Admission:
                 _whole_seconds(rows, speed),
             )
         ahead = self.beam_rows + rows
-        if deadline is None or speed is None or ahead <= self._always_rows:
+        if speed is None or ahead <= self._always_rows:
             return
-        late_s = self._clock() + ahead / speed - deadline
+        left_s = math.inf if deadline is None else deadline - self._clock()
+        late_s = ahead / speed - min(left_s, self._wait_s)
         if late_s > 0:
             raise OverloadError(
                 f"the work under way takes {late_s:.1f} s longer than this request may wait",
@@ -135,5 +152,5 @@ class Admission:
 
 def _whole_seconds(rows: float, speed: float | None) -> int:
     """Seconds that so many rows take, at least 1."""
-    seconds = 1 if speed is None else math.ceil(rows / speed)
+    seconds = 1 if speed is None else math.ceil(round(rows / speed, 3))
     return max(1, min(seconds, MOST_RETRY_AFTER_S))

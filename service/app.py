@@ -44,6 +44,7 @@ from service.middleware import (
     RequestContextMiddleware,
 )
 from service.onboarding.running import Onboarding
+from service.overload_door import OverloadDoor
 from service.problems import kind_of, problem_response
 from service.runtime import BuildEngine, LoadEncoder, Runtime
 from service.schemas import Problem
@@ -129,6 +130,7 @@ def create_app(
     app = create_api(lifespan=lifespan)
     app.state.runtime = runtime
     app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
+    app.add_middleware(OverloadDoor, runtime=runtime)
     app.add_middleware(
         AccessGate,
         routes=app.router.routes,

@@ -69,7 +69,9 @@ class RequestContextMiddleware:
             took_ms = round((time.perf_counter() - started) * 1000, 2)
             path = redact(quote(scope["path"], errors="replace"))
             logger.log(
-                logging.DEBUG if path in QUIET_PATHS else logging.INFO,
+                logging.DEBUG
+                if path in QUIET_PATHS or scope["state"].get("quiet")
+                else logging.INFO,
                 "%s %s %d %.2f ms",
                 scope["method"],
                 path,

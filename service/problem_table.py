@@ -213,7 +213,7 @@ TABLE: tuple[ProblemKind, ...] = (
         429,
         "Too much work under way",
         "The beams and prompts under way fill the engine for longer than the request may wait "
-        "(`--max-queued-beams`, `--max-queued-tokens`, its deadline). Nothing was begun. Try again "
+        "(`--max-queue-ms`, `--max-queued-beams`, its deadline). Nothing was begun. Try again "
         "after the seconds in Retry-After, ask for less, or add replicas.",
         (OverloadedError,),
     ),

@@ -110,7 +110,10 @@ class Runtime:
         self._ending: asyncio.Task[None] | None = None
         self.work = WorkCount()
         self.admission = Admission(
-            settings.max_queued_beams, settings.max_queued_tokens, settings.max_beam_width
+            settings.max_queued_beams,
+            settings.max_queued_tokens,
+            settings.max_beam_width,
+            settings.max_queue_ms / 1000,
         )
 
     async def start(self) -> None:

@@ -175,6 +175,13 @@ class Settings(BaseSettings):
         le=1_000_000_000,
         description="Most prompt tokens of requests under way; above that 429.",
     )
+    max_queue_ms: int = Field(
+        2_000,
+        ge=1,
+        le=600_000,
+        description="Milliseconds that the beams under way may take, by the speed measured; above "
+        "that 429.",
+    )
     timeout_ms: int = Field(
         10_000,
         ge=0,

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from contract_service import serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from contract_service import serving
 
 Address = tuple[str, int]
 TIMEOUT_S = 30

@@ -49,12 +49,41 @@ def test_what_does_not_fit_is_refused_at_once_and_the_rest_is_served(
     assert client.recommend(**BODY).status_code == 200
 
 
-def test_popular_items_need_no_room(make_client: Any, slow: FakeEngine) -> None:
+def test_popular_items_need_no_room_in_a_batch(make_client: Any, slow: FakeEngine) -> None:
     client = make_client(slow, max_queued_beams=20, max_beam_width=20, max_k=20).wait_ready()
-    bodies = [BODY, BODY, {"history": []}]
-    statuses = [a.status_code for a in client.runner.run(together(client.app, bodies))]
-    assert sorted(statuses[:2]) == [200, 429]
-    assert statuses[2] == 200
+
+    async def both() -> tuple[httpx.Response, httpx.Response]:
+        filling = asyncio.create_task(together(client.app, [BODY]))
+        await asyncio.sleep(0.1)
+        batch = {"requests": [{"history": []}, BODY]}
+        [answer] = await together(client.app, [batch], ":batch")
+        return (await filling)[0], answer
+
+    filling, batch = client.runner.run(both())
+    assert filling.status_code == 200
+    assert [one["status"] for one in batch.json()["results"]] == [200, 429]
+
+
+def test_what_is_refused_unread_is_counted_and_logged_once(
+    make_client: Any, slow: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make_client(slow, max_queued_beams=20, max_beam_width=20, max_k=20).wait_ready()
+    caplog.set_level("INFO")
+
+    async def full_house() -> list[httpx.Response]:
+        filling = asyncio.create_task(together(client.app, [BODY]))
+        await asyncio.sleep(0.1)
+        refused = await together(client.app, [BODY | {"k": -1}, *[BODY] * 12])
+        await filling
+        return refused
+
+    refused = client.runner.run(full_house())
+    assert [answer.status_code for answer in refused] == [429] * 13  # the faulty one, unread, too
+    assert all(answer.headers["X-Request-ID"] for answer in refused)
+    metrics = client.get("/metrics").text
+    assert f'gti_problems_total{{code="overloaded"}} {len(refused)}.0' in metrics
+    assert sum("refused unread" in record.message for record in caplog.records) == 1
+    assert sum(" 429 " in record.message for record in caplog.records) == 0
 
 
 def test_a_batch_takes_turns_and_leaves_room(make_client: Any, slow: FakeEngine) -> None:

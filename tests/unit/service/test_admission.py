@@ -22,7 +22,7 @@ class Clock:
 def measured(rows_per_s: float, *, always_rows: int = 0) -> tuple[Admission, Clock]:
     """An admission of 100 rows whose engine did so many rows a second for a while."""
     clock = Clock()
-    admission = Admission(100, 1000, always_rows, clock)
+    admission = Admission(100, 1000, always_rows, clock=clock)
     for _ in range(10):
         with admission.enter(10, 5):
             clock.now += 10 / rows_per_s
@@ -83,6 +83,22 @@ def test_what_the_queue_makes_late_is_refused_and_told_when_to_come() -> None:
     assert caught.value.retry_after_s == 4
     with admission.enter(50, 5), admission.enter(20, 5, clock.now + 7.1):
         assert admission.beam_rows == 70
+
+
+def test_the_queue_is_bounded_in_time_whatever_the_deadline() -> None:
+    clock = Clock()
+    admission = Admission(1000, 10_000, 20, 2.0, clock)
+    for _ in range(10):
+        with admission.enter(10, 5):
+            clock.now += 0.1  # a hundred rows a second
+    assert admission.full_for(500) is None  # alone
+    with admission.enter(150, 5):
+        assert admission.full_for(50) is None
+        assert admission.full_for(51) == 1
+        assert admission.full_for(450) == 4
+        with pytest.raises(OverloadError), admission.enter(60, 5, clock.now + 100):
+            pass
+    assert admission.full_for(1000) is None
 
 
 def test_given_up_work_does_not_shut_the_door() -> None:
