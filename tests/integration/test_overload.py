@@ -83,7 +83,9 @@ def test_what_is_refused_unread_is_counted_and_logged_once(
     metrics = client.get("/metrics").text
     assert f'gti_problems_total{{code="overloaded"}} {len(refused)}.0' in metrics
     assert sum("refused unread" in record.message for record in caplog.records) == 1
-    assert sum(" 429 " in record.message for record in caplog.records) == 0
+    lines = [record.message for record in caplog.records if record.name == "gti.access"]
+    assert sum("/v1/recommendations 429" in line for line in lines) == 0
+    assert sum("/v1/recommendations 200" in line for line in lines) == 1
 
 
 def test_a_batch_takes_turns_and_leaves_room(make_client: Any, slow: FakeEngine) -> None:
