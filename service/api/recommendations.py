@@ -129,7 +129,11 @@ class _Batch:
         self._runtime = runtime
         self._recommender = recommender
         self._request_id = request_id
-        self._gate = BeamGate(max(1, runtime.settings.max_queued_beams // BATCH_PARTS))
+        # No more than is let in whatever the speed, so that a batch alone is never refused in part.
+        settings = runtime.settings
+        self._gate = BeamGate(
+            max(1, min(settings.max_beam_width, settings.max_queued_beams // BATCH_PARTS))
+        )
 
     async def answers(self, bodies: Sequence[RecommendationRequest]) -> list[BatchResult]:
         # A group, so that giving up one is giving up all.
@@ -154,7 +158,7 @@ class _Batch:
     async def _in_turn(
         self, body: RecommendationRequest, request_id: str
     ) -> RecommendationResponse:
-        beams = min(body.beam_width or body.k, self._runtime.settings.max_beam_width)
+        beams = to_query(body, self._runtime.settings, request_id).beam_width
         async with _within(body.timeout_ms, self.arrived), self._gate.enter(beams):
             given_ms = body.timeout_ms
             since = time.monotonic() if given_ms is None else self.arrived

@@ -101,6 +101,16 @@ def test_a_batch_takes_turns_and_leaves_room(make_client: Any, slow: FakeEngine)
     assert [one.status_code for one in others] == [200] * 3
 
 
+def test_a_batch_alone_is_never_refused_in_part(make_client: Any, tiny_model: ServingModel) -> None:
+    """Also on an engine that is known to be slow, with widths that nobody named."""
+    client = make_client(FakeEngine(tiny_model, delay_s=0.05), max_queue_ms=200).wait_ready()
+    for _ in range(3):
+        assert client.recommend(history=["a1"], k=3).status_code == 200
+    body = {"requests": [{"history": ["a1"], "k": 3}] * 60}
+    results = client.post("/v1/recommendations:batch", json=body).json()["results"]
+    assert [one["status"] for one in results] == [200] * 60
+
+
 def test_a_request_without_a_deadline_gets_the_service_s(
     make_client: Any, tiny_model: ServingModel
 ) -> None:
