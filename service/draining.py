@@ -12,14 +12,11 @@ import uvicorn
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import NotReadyError
+from service.asgi import PROBE_PATHS
+from service.errors import not_ready
 from service.problems import problem_response
 
 logger = logging.getLogger(__name__)
-
-ALWAYS_ANSWERED = frozenset({"/livez", "/readyz", "/startupz", "/metrics"})
-"""Paths that answer while the service drains, and that it does not wait for."""
-RETRY_AFTER_S = 5
 
 
 class WorkCount:
@@ -67,7 +64,7 @@ class DrainMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry point."""
-        if scope["type"] != "http" or scope["path"] in ALWAYS_ANSWERED:
+        if scope["type"] != "http" or scope["path"] in PROBE_PATHS:
             await self.app(scope, receive, send)
             return
 
@@ -77,11 +74,7 @@ class DrainMiddleware:
             await send(message)
 
         if self.work.draining:
-            error = NotReadyError(
-                "the service is stopping",
-                headers={"Retry-After": str(RETRY_AFTER_S)},
-                extra={"state": "stopping"},
-            )
+            error = not_ready("the service is stopping", "stopping")
             answer = problem_response(error, scope["state"]["request_id"])
             await answer(scope, receive, send_and_close)
             return

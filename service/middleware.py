@@ -16,10 +16,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.access.keys import redact
+from service.asgi import PROBE_PATHS
 from service.errors import BodyTooLargeError
 from service.logs import request_id_var
 from service.problems import problem_response
-from service.telemetry.tracing import QUIET_PATHS
 
 logger = logging.getLogger("gti.access")
 error_logger = logging.getLogger("gti.errors")
@@ -70,7 +70,7 @@ class RequestContextMiddleware:
             path = redact(quote(scope["path"], errors="replace"))
             logger.log(
                 logging.DEBUG
-                if path in QUIET_PATHS or scope["state"].get("quiet")
+                if path in PROBE_PATHS or scope["state"].get("quiet")
                 else logging.INFO,
                 "%s %s %d %.2f ms",
                 scope["method"],

@@ -23,7 +23,7 @@ from service.context import ServingContext
 from service.draining import WorkCount
 from service.engine.base import Engine, EngineDeadError, EngineError, ServingModel
 from service.engine.timings import Load
-from service.errors import AdminDisabledError, NotReadyError
+from service.errors import AdminDisabledError, not_ready
 from service.onboarding.admin import Admin
 from service.onboarding.running import Onboarding
 from service.recommender import Recommender
@@ -44,7 +44,6 @@ LoadEncoder = Callable[[], QueryEncoder]
 """Loads the tokenizer for search queries. Runs in a thread, after the engine was made."""
 
 CHECK_INTERVAL_S = 1.0
-RETRY_AFTER_S = 5
 _T = TypeVar("_T")
 
 
@@ -245,10 +244,9 @@ class Runtime:
             return self._recommender
         if self.state is State.FAILED:
             raise EngineDeadError(self.failure or "the engine has failed")
-        raise NotReadyError(
+        raise not_ready(
             self.progress if self.state is State.STARTING else "the service is stopping",
-            headers={"Retry-After": str(RETRY_AFTER_S)},
-            extra={"state": self.state.value},
+            self.state.value,
         )
 
     def require_started(self) -> None:

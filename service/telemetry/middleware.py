@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.asgi import StatusWatch
 from service.telemetry.meters import CLIENT_CLOSED, Meters
 
 
@@ -32,21 +33,14 @@ class MetricsMiddleware:
             return
         state = scope.setdefault("state", {})
         started = time.perf_counter()
-        status = CLIENT_CLOSED
-
-        async def send_watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        watch = StatusWatch(send, CLIENT_CLOSED)
         try:
-            await self._app(scope, receive, send_watched)
+            await self._app(scope, receive, watch)
         finally:
             self._meters.request(
                 scope["method"],
                 state.get("route"),
-                status,
+                watch.status,
                 time.perf_counter() - started,
                 state.get("problem"),
             )

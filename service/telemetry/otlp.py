@@ -21,19 +21,20 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import __version__
+from service.asgi import PROBE_PATHS, StatusWatch
 from service.engine.timings import Timings
 from service.logs import trace_id_var
 from service.telemetry.meters import CLIENT_CLOSED, METHODS
-from service.telemetry.tracing import QUIET_PATHS
+from service.telemetry.tracing import Tracing
 
 _TIMEOUT_S = 5.0
 _TRACES_PATH = "/v1/traces"
 
 
-class OtlpTracing:
+class OtlpTracing(Tracing):
     """See `service.telemetry.tracing.Tracing`. A thread of the library sends spans in batches.
 
     Args:
@@ -116,7 +117,7 @@ class _TracedRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry point."""
-        if scope["type"] != "http" or scope["path"] in QUIET_PATHS:
+        if scope["type"] != "http" or scope["path"] in PROBE_PATHS:
             await self._app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in METHODS else "_OTHER"
@@ -124,18 +125,11 @@ class _TracedRequests:
         span = self._tracer.start_span(method, parent, kind=SpanKind.SERVER)
         token = otel_context.attach(trace.set_span_in_context(span, parent))
         logged = trace_id_var.set(trace.format_trace_id(span.get_span_context().trace_id))
-        status = CLIENT_CLOSED
-
-        async def send_watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        watch = StatusWatch(send, CLIENT_CLOSED)
         try:
-            await self._app(scope, receive, send_watched)
+            await self._app(scope, receive, watch)
         finally:
-            _describe(span, method, status, scope.get("state", {}))
+            _describe(span, method, watch.status, scope.get("state", {}))
             span.end()
             trace_id_var.reset(logged)
             otel_context.detach(token)

@@ -9,7 +9,7 @@ from prometheus_client.exposition import choose_encoder
 
 from service.telemetry.facts import Facts, FactsCollector
 from service.telemetry.meters import Meters
-from service.telemetry.tracing import NoTracing, Tracing
+from service.telemetry.tracing import Tracing
 
 
 class Telemetry:
@@ -21,7 +21,7 @@ class Telemetry:
 
     def __init__(self, tracing: Tracing | None = None) -> None:
         self.meters = Meters()
-        self.tracing: Tracing = tracing or NoTracing()
+        self.tracing = tracing or Tracing()
         self._collector = FactsCollector()
         self.meters.registry.register(self._collector)
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 from starlette.types import ASGIApp
 
 from service.engine.timings import Timings
 
-QUIET_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/metrics"})
-"""Asked for all day by machines: no span, and a log line of level debug only."""
 
+class Tracing:
+    """Writes spans. This one writes none; `service.telemetry.otlp.OtlpTracing` does.
 
-class Tracing(Protocol):
-    """Writes spans. Never raises for a request's sake, and holds nothing of what users send."""
+    Never raises for a request's sake, and holds nothing of what users send.
+    """
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """The application with a span around each request."""
-        ...
+        return app
 
     def recommended(
         self,
@@ -36,45 +35,19 @@ class Tracing(Protocol):
             total_s: how long it took, seconds.
             attributes: of its span.
         """
-        ...
 
     def publishing(self, version: int) -> AbstractContextManager[None]:
         """A span around the publishing of a version."""
-        ...
-
-    def stop(self) -> None:
-        """Send what is left. Blocks for a few seconds at most."""
-        ...
-
-
-class NoTracing:
-    """Does nothing."""
-
-    def wrap(self, app: ASGIApp) -> ASGIApp:
-        """The application itself."""
-        return app
-
-    def recommended(
-        self,
-        timings: Timings | None,
-        decoded: float,
-        total_s: float,
-        attributes: Mapping[str, str | int | bool],
-    ) -> None:
-        """Nothing."""
-
-    def publishing(self, version: int) -> AbstractContextManager[None]:
-        """Nothing."""
         return nullcontext()
 
     def stop(self) -> None:
-        """Nothing."""
+        """Send what is left. Blocks for a few seconds at most."""
 
 
 def open_tracing(endpoint: str | None) -> Tracing:
     """A tracer for a collector's URL; for None one that does nothing and costs nothing."""
     if endpoint is None:
-        return NoTracing()
+        return Tracing()
     from service.telemetry.otlp import OtlpTracing
 
     return OtlpTracing(endpoint)
