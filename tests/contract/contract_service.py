@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvicorn
 from admin_parts import Parts
-from conftest import TINY_ITEMS
+from tiny_items import TINY_ITEMS
 
 from gti_core.catalog import ItemCatalog
 from gti_core.prompts import AppendOnlyPrompt
