@@ -30,6 +30,9 @@ from collections.abc import Mapping, Sequence
 
 from gti_core.types import JsonDict
 
+RETRY_AFTER_S = 5
+"""Seconds after which one may ask a service again that was not ready."""
+
 
 class ServiceError(Exception):
     """Base class. The message is for people and holds no internals.
@@ -115,7 +118,20 @@ class RateLimitedError(ServiceError):
 
 
 class OverloadedError(ServiceError):
-    """There is more work under way than can be done in time."""
+    """There is more work under way than can be done in time.
+
+    Args:
+        detail: what is full.
+        retry_after_s: whole seconds after which there should be room; in the body too, since an
+            answer within a batch has no headers.
+    """
+
+    def __init__(self, detail: str, retry_after_s: int) -> None:
+        super().__init__(
+            detail,
+            headers={"Retry-After": str(retry_after_s)},
+            extra={"retry_after_s": retry_after_s},
+        )
 
 
 class AdminDisabledError(ServiceError):
@@ -124,6 +140,13 @@ class AdminDisabledError(ServiceError):
 
 class NotReadyError(ServiceError):
     """The service can't answer yet, or no longer."""
+
+
+def not_ready(detail: str, state: str) -> NotReadyError:
+    """The error of a service that is "starting" or "stopping", with the time to try again."""
+    return NotReadyError(
+        detail, headers={"Retry-After": str(RETRY_AFTER_S)}, extra={"state": state}
+    )
 
 
 class ClientClosedError(ServiceError):

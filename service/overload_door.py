@@ -54,8 +54,7 @@ class OverloadDoor:
         # A line for each would cost more than the refusal; metrics count them.
         scope["state"]["quiet"] = True
         error = OverloadedError(
-            "the work under way fills the engine for as long as a request may wait",
-            headers={"Retry-After": str(retry_after_s)},
+            "the work under way fills the engine for as long as a request may wait", retry_after_s
         )
         await problem_response(error, scope["state"]["request_id"])(scope, receive, send)
 

@@ -189,6 +189,9 @@ class Problem(BaseModel):
     version: int | None = Field(
         None, description="With `version_not_served`: the version that is served."
     )
+    retry_after_s: int | None = Field(
+        None, description="With `overloaded`: seconds after which there should be room."
+    )
     unknown_items: list[str] | None = Field(
         None, description="With `unknown_items`: the first 100 of them."
     )

@@ -62,6 +62,7 @@ def test_popular_items_need_no_room_in_a_batch(make_client: Any, slow: FakeEngin
     filling, batch = client.runner.run(both())
     assert filling.status_code == 200
     assert [one["status"] for one in batch.json()["results"]] == [200, 429]
+    assert 1 <= batch.json()["results"][1]["problem"]["retry_after_s"] <= 30
 
 
 def test_what_is_refused_unread_is_counted_and_logged_once(
