@@ -214,7 +214,8 @@ TABLE: tuple[ProblemKind, ...] = (
         "Too much work under way",
         "The beams and prompts under way fill the engine for longer than the request may wait "
         "(`--max-queue-ms`, `--max-queued-beams`, its deadline). Nothing was begun. Try again "
-        "after the seconds in Retry-After (`retry_after_s` in the body), ask for less, or add replicas.",
+        "after the seconds in Retry-After (`retry_after_s` in the body), ask for less, or add "
+        "replicas.",
         (OverloadedError,),
     ),
     ProblemKind(
